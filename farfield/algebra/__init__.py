@@ -1,0 +1,1 @@
+"""The mathematics: tensors only, no modules, no configuration, no input or output."""

@@ -1,0 +1,187 @@
+"""SO(2) frames: every head is d/2 planes, and a token turns each plane by its own angle.
+
+Convention. Block b is the plane of coordinates (b, b + N), N = d/2. A token with angle φ_b has the
+step M = R(-φ_b), R(t) = [[cos t, -sin t], [sin t, cos t]]. With Φ_t = φ_1 + ⋯ + φ_t,
+
+    pull:       F_tᵀ x = R(+Φ_t) x
+    push:       F_t x  = R(-Φ_t) x
+    transport:  P_{j→i} = F_i F_jᵀ = R(-(Φ_i - Φ_j))
+
+so the constant angle φ_b = ω_b is the rotation of Llama, in sign and in pairing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx
+
+from farfield.algebra.turns import RADIANS_PER_UNIT, accumulate, to_radians, to_turns
+
+
+def rotary_frequencies(head_dim: int, base: float = 10000.0) -> Tensor:
+    """RoPE's frequencies: ω_b = base^(-2b/d) for b = 0 … d/2 - 1.
+
+    Shapes: [N] float64. Units: radians per token. Raises: ValueError for an odd head dimension.
+    Source: Su et al., "RoFormer" (arXiv 2104.09864), §3.2.2.
+    """
+    blocks = torch.arange(_blocks(head_dim), dtype=torch.float64, device="cpu")
+    return base ** (-2.0 * blocks / head_dim)
+
+
+def mixing_scales(head_dim: int, mixing_window: float, epsilon: float = 0.1) -> Tensor:
+    """Step scales σ_b, log-spaced from 1 down to the one that mixes in `mixing_window` tokens.
+
+    A step N(0, σ²) has |E e^{iθ}| = e^{-σ²/2}, so n steps fall to ε when n = 2 ln(1/ε)/σ². The
+    smallest scale is therefore √(2 ln(1/ε) / mixing_window): every block mixes within that many
+    tokens, the first one within a few.
+
+    Shapes: [N] float64. Units: radians per token; `mixing_window` in tokens.
+    Raises: ValueError for an odd head dimension or a window below 2 ln(1/ε) tokens.
+    Source: THEORY.md §1, T1.
+    """
+    count = _blocks(head_dim)
+    shortest = 2.0 * math.log(1.0 / epsilon)
+    if not mixing_window >= shortest:
+        raise ValueError(
+            f"mixing_window is {mixing_window} tokens; a step of scale 1 already needs "
+            f"{shortest:.1f} to mix to {epsilon}"
+        )
+    smallest = math.sqrt(shortest / mixing_window)
+    # On the CPU by name: models are built under a default device that holds no data.
+    return torch.logspace(0.0, math.log10(smallest), count, dtype=torch.float64, device="cpu")
+
+
+def _blocks(head_dim: int) -> int:
+    if head_dim < 2 or head_dim % 2:
+        raise ValueError(f"head_dim is {head_dim}; rotations need an even number, two per block")
+    return head_dim // 2
+
+
+@dataclass(frozen=True)
+class RotationFrame:
+    """SO(2) frames of T tokens as fixed-point turns with their cosines and sines.
+
+    Shapes: turns int64 [..., T, N]; cos, sin [..., T, N] (float32, or float64 for float64 angles).
+    Leading axes broadcast against those of what is pulled. Laws: see `Frame`.
+    """
+
+    turns: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def from_angles(cls, angle: Tensor, base: Tensor | None = None) -> RotationFrame:
+        """Frames of the steps R(-angle_t) after a frame whose turns are `base`.
+
+        Differentiable in `angle`: dΦ_t/dφ_l = 1 for l ≤ t, summed in reverse in float64.
+
+        Shapes: angle [..., T, N] float; base int64 [..., 1, N] or None for the root frame.
+        Units: radians. Raises: TypeError for integer angles. A non-finite angle makes every cosine
+        and sine of its sequence not-a-number, so that it is noticed.
+        """
+        if not angle.is_floating_point():
+            raise TypeError(f"angles are {angle.dtype}; expected a floating type in radians")
+        turns, cos, sin = _Accumulate.apply(angle, base)
+        return cls(turns, cos, sin)
+
+    @classmethod
+    def from_turns(cls, turns: Tensor, dtype: torch.dtype = torch.float32) -> RotationFrame:
+        """Frames whose accumulated turns are known, without a gradient to any angle.
+
+        Shapes: turns int64 [..., T, N].
+        """
+        phase = to_radians(turns, dtype)
+        return cls(turns, phase.cos(), phase.sin())
+
+    @property
+    def length(self) -> int:
+        """T, the number of tokens."""
+        return self.turns.shape[-2]
+
+    @property
+    def trail(self) -> Tensor:
+        """Turns after each token, int64 [..., T, N]; any row of it is a base."""
+        return self.turns
+
+    @property
+    def last(self) -> Tensor:
+        """Turns after the last token, int64 [..., 1, N]: the base of the next chunk."""
+        return self.turns[..., -1:, :]
+
+    def pull(self, x: Tensor) -> Tensor:
+        """F_tᵀ x_t = R(+Φ_t) x_t. Shapes: x [..., T, d], in any floating type; returned in it."""
+        return _Rotate.apply(x, self.cos, self.sin)
+
+    def push(self, x: Tensor) -> Tensor:
+        """F_t x_t = R(-Φ_t) x_t. Shapes: as `pull`."""
+        return _Rotate.apply(x, self.cos, -self.sin)
+
+    def between(self, source: int, query: int) -> RotationFrame:
+        """The one transport P_{j→i} as frames of length 1: `push` applies P, `pull` its transpose.
+
+        Shapes: source j and query i index the T tokens (0-based).
+        """
+        turns = self.turns[..., query, :] - self.turns[..., source, :]
+        return RotationFrame.from_turns(turns.unsqueeze(-2), self.cos.dtype)
+
+    def grouped(self) -> RotationFrame:
+        """The same frames with an axis of size 1 before the tokens', for grouped query heads."""
+        return RotationFrame(*(x.unsqueeze(-3) for x in (self.turns, self.cos, self.sin)))
+
+
+class _Accumulate(torch.autograd.Function):
+    """Angles → (turns, cos Φ, sin Φ). The integer sums carry no gradient; the pair does."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, angle: Tensor, base: Tensor | None):  # type: ignore[override]
+        turns = accumulate(to_turns(angle), base)
+        dtype = torch.promote_types(angle.dtype, torch.float32)
+        # 0 · Σ angle is 0, or NaN where an angle is not finite: integers alone would swallow it.
+        poison = angle.sum((-2, -1), keepdim=True, dtype=dtype) * 0.0
+        phase = torch.add(poison, turns.to(dtype), alpha=RADIANS_PER_UNIT)
+        cos, sin = phase.cos(), phase.sin()
+        ctx.mark_non_differentiable(turns)  # type: ignore[attr-defined]
+        ctx.save_for_backward(cos, sin)  # type: ignore[attr-defined]
+        ctx.angle_dtype = angle.dtype  # type: ignore[attr-defined]
+        return turns, cos, sin
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, _, grad_cos: Tensor, grad_sin: Tensor):  # type: ignore[override]
+        cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
+        grad_phase = grad_sin * cos - grad_cos * sin
+        # Φ_t contains every φ_l with l ≤ t: the gradient of φ_l is a sum from l to the end.
+        reverse = grad_phase.flip(-2).cumsum(-2, dtype=torch.float64).flip(-2)
+        return reverse.to(ctx.angle_dtype), None  # type: ignore[attr-defined]
+
+
+class _Rotate(torch.autograd.Function):
+    """x → R(+Φ) x in every plane (b, b + N); its own backward keeps only x, cos and sin."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, cos: Tensor, sin: Tensor):  # type: ignore[override]
+        ctx.save_for_backward(x if cos.requires_grad else None, cos, sin)  # type: ignore[attr-defined]
+        return _rotate(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor):  # type: ignore[override]
+        x, cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
+        need_x, need_cos, _ = ctx.needs_input_grad  # type: ignore[attr-defined]
+        grad_x = _rotate(grad, cos, -sin) if need_x else None
+        if not need_cos:
+            return grad_x, None, None
+        first, second = x.to(cos.dtype).chunk(2, -1)
+        grad_first, grad_second = grad.to(cos.dtype).chunk(2, -1)
+        grad_cos = (grad_first * first + grad_second * second).sum_to_size(cos.shape)
+        grad_sin = (grad_second * first - grad_first * second).sum_to_size(sin.shape)
+        return grad_x, grad_cos, grad_sin
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """R(+Φ) x, computed in the wider of the two types and returned in that of x."""
+    first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, -1)
+    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+    return rotated.to(x.dtype)

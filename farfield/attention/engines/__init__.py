@@ -1,0 +1,1 @@
+"""Ways to compute the same softmax attention; each says in its docstring what it serves."""

@@ -1,0 +1,103 @@
+"""Configuration of the native model."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import fields
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig, PreTrainedConfig
+
+from farfield.attention import Geometry, mechanisms
+
+_LIBRARY_KEYS = frozenset(
+    """_name_or_path name_or_path model_type _commit_hash auto_map attn_implementation
+    _attn_implementation experts_implementation output_attentions num_labels torch_dtype
+    quantization_config""".split()
+)
+"""Keys that transformers itself writes into, or passes to, a configuration."""
+
+
+@strict
+class FarfieldConfig(PreTrainedConfig):
+    """A decoder whose attention carries by a named mechanism.
+
+    `mechanism` is a composed name (`farfield mechanisms` lists the parts). `train_length` is L₀, the
+    length the model is trained at; `mixing_window` the tokens in which the slowest random or mixing
+    block decorrelates (None: L₀). `seed` names the random angles, so it belongs to the model as its
+    weights do. `intermediate_size` defaults to 8/3 of the width, `head_dim` to width / heads.
+
+    Units: lengths in tokens. Raises: ValueError for a key or mechanism that doesn't exist (naming
+    the nearest) and for heads that don't divide; transformers' own validation error for a wrong
+    type.
+    """
+
+    model_type = "farfield"
+
+    vocab_size: int = 259
+    hidden_size: int = 256
+    intermediate_size: int | None = None
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    mechanism: str = "rope"
+    train_length: int = 512
+    mixing_window: int | None = None
+    rope_base: float = 10000.0
+    seed: int = 0
+    initializer_range: float = 0.02
+    rms_norm_eps: float = 1e-6
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        self._refuse_unknown(kwargs)
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+                raise ValueError(
+                    f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
+                    f"{self.num_attention_heads}; give head_dim, or sizes that divide"
+                )
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.intermediate_size is None:
+            self.intermediate_size = -(-self.hidden_size * 8 // 3 // 8) * 8
+        self.mechanism = mechanisms.canonical(self.mechanism)
+        for name in ("train_length", "num_hidden_layers", "intermediate_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        # Builds one layer's mechanism, so that all it refuses is refused here.
+        with torch.device("meta"):
+            mechanisms.build(self.mechanism, self.geometry(0))
+        super().__post_init__(**kwargs)
+
+    def geometry(self, layer: int) -> Geometry:
+        """What the mechanism of one layer is built for."""
+        return Geometry(
+            hidden_size=self.hidden_size,
+            heads=self.num_attention_heads,
+            kv_heads=self.num_key_value_heads or self.num_attention_heads,
+            head_dim=self.head_dim or 0,
+            vocab_size=self.vocab_size,
+            mixing_window=self.train_length if self.mixing_window is None else self.mixing_window,
+            layer=layer,
+            seed=self.seed,
+            rope_base=self.rope_base,
+        )
+
+    @classmethod
+    def _refuse_unknown(cls, given: dict[str, Any]) -> None:
+        allowed = _LIBRARY_KEYS.union(GenerationConfig._get_default_generation_params())
+        own = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        for key in given:
+            if key not in allowed:
+                near = difflib.get_close_matches(key, own, 1, 0.5)
+                hint = f"; did you mean '{near[0]}'?" if near else ""
+                raise ValueError(f"unknown FarfieldConfig key '{key}'{hint}")
