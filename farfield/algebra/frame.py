@@ -41,6 +41,10 @@ class Frame(Protocol):
         """F_t x_t for every token; x is [..., T, d]."""
         ...
 
+    def between(self, source: int, query: int) -> Frame:
+        """The transport P_{j→i} as frames of length 1: `push` applies it, `pull` its transpose."""
+        ...
+
     def grouped(self) -> Frame:
         """The same frames with an axis of size 1 before the tokens', for grouped query heads."""
         ...

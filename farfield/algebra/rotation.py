@@ -109,21 +109,39 @@ class RotationFrame:
 
     @property
     def last(self) -> Tensor:
-        """Turns after the last token, int64 [..., 1, N]: the base of the next chunk."""
+        """Turns after the last token, int64 [..., 1, N]: the base of the next chunk.
+
+        Raises: ValueError for frames of no tokens.
+        """
+        if self.length == 0:
+            raise ValueError("frames of no tokens have no last one; keep the base they started from")
         return self.turns[..., -1:, :]
 
     def pull(self, x: Tensor) -> Tensor:
-        """F_tᵀ x_t = R(+Φ_t) x_t. Shapes: x [..., T, d], in any floating type; returned in it."""
-        return _Rotate.apply(x, self.cos, self.sin)
+        """F_tᵀ x_t = R(+Φ_t) x_t.
+
+        Shapes: x [..., T, d], in any floating type; returned in it.
+        Raises: ValueError where T or d are not those of the frames.
+        """
+        return _Rotate.apply(self._fitting(x), self.cos, self.sin)
 
     def push(self, x: Tensor) -> Tensor:
-        """F_t x_t = R(-Φ_t) x_t. Shapes: as `pull`."""
-        return _Rotate.apply(x, self.cos, -self.sin)
+        """F_t x_t = R(-Φ_t) x_t. Shapes and errors as `pull`."""
+        return _Rotate.apply(self._fitting(x), self.cos, -self.sin)
+
+    def _fitting(self, x: Tensor) -> Tensor:
+        expected = (self.length, 2 * self.turns.shape[-1])
+        if tuple(x.shape[-2:]) != expected:
+            raise ValueError(
+                f"x has shape {list(x.shape)}; these frames carry [..., {expected[0]} tokens, "
+                f"{expected[1]} dimensions]"
+            )
+        return x
 
     def between(self, source: int, query: int) -> RotationFrame:
         """The one transport P_{j→i} as frames of length 1: `push` applies P, `pull` its transpose.
 
-        Shapes: source j and query i index the T tokens (0-based).
+        Its angle carries no gradient. Shapes: source j and query i index the T tokens (0-based).
         """
         turns = self.turns[..., query, :] - self.turns[..., source, :]
         return RotationFrame.from_turns(turns.unsqueeze(-2), self.cos.dtype)
@@ -140,8 +158,8 @@ class _Accumulate(torch.autograd.Function):
     def forward(ctx: FunctionCtx, angle: Tensor, base: Tensor | None):  # type: ignore[override]
         turns = accumulate(to_turns(angle), base)
         dtype = torch.promote_types(angle.dtype, torch.float32)
-        # 0 · Σ angle is 0, or NaN where an angle is not finite: integers alone would swallow it.
-        poison = angle.sum((-2, -1), keepdim=True, dtype=dtype) * 0.0
+        # Σ 0 · angle is 0, or NaN where an angle is not finite: integers alone would swallow it.
+        poison = (angle * 0.0).sum((-2, -1), keepdim=True, dtype=dtype)
         phase = torch.add(poison, turns.to(dtype), alpha=RADIANS_PER_UNIT)
         cos, sin = phase.cos(), phase.sin()
         ctx.mark_non_differentiable(turns)  # type: ignore[attr-defined]

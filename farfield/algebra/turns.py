@@ -34,7 +34,7 @@ def to_turns(angle: Tensor) -> Tensor:
 
 
 def to_radians(turns: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:
-    """The angle of fixed-point turns: 2π · turns / 2^64, in [-π, π).
+    """The angle of fixed-point turns: 2π · turns / 2^64, in [-π, π] (rounding reaches π).
 
     Shapes: any. Units: radians. In float32 the error is at most 1.2e-7 of the angle.
     """
