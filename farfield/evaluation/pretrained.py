@@ -1,0 +1,159 @@
+"""The ladder for a model folder on disk: ours, or any Hugging Face causal language model."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from farfield.data import Splits, TokenStream, load_corpus
+from farfield.evaluation.ladder import LadderResult, evaluate
+from farfield.evaluation.plan import LadderSettings
+from farfield.evaluation.protocols import Progress
+from farfield.evaluation.rows import write_positions, write_rows
+
+SPLITS = ("train", "validation", "test", "all")
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+
+def run(
+    model_folder: str | Path,
+    data: str = "kjv",
+    *,
+    out: str | Path,
+    settings: LadderSettings | None = None,
+    train_length: int | None = None,
+    split: str = "test",
+    dtype: str | None = None,
+    device: str = "cpu",
+    cache_dir: Path | None = None,
+    max_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> LadderResult:
+    """Evaluates a model folder on a text tokenised with the model's own tokenizer.
+
+    Writes the result rows to `out` and the losses by position beside it (`positions_path`), each
+    whole or not at all. Rows are named by the model's mechanism and seed, or else by its model
+    type and seed 0. `split` "all" reads the whole text. `dtype` None keeps the saved type.
+    `data`, `cache_dir` and `max_tokens` are those of `load_corpus`.
+
+    Raises: OSError (no such folder or text, `out` can't be written) and ValueError (not a causal
+    language model, weights missing from it, no training length known, no length that fits).
+    """
+    out = Path(out)
+    _check_destination(out)
+    _check_name("split", split, SPLITS)
+    config = _load_config(Path(model_folder))
+    length = resolve_train_length(config, train_length)
+    stream = _stream(Path(model_folder), data, split, cache_dir, max_tokens)
+    model = load_model(model_folder, dtype=dtype, device=device)
+    result = evaluate(
+        model,
+        stream,
+        settings or LadderSettings(),
+        train_length=length,
+        mechanism=getattr(config, "mechanism", None) or config.model_type,
+        seed=getattr(config, "seed", None) or 0,
+        progress=progress,
+    )
+    write_rows(out, result.rows)
+    write_positions(positions_path(out), result.positions)
+    return result
+
+
+def load_model(model_folder: str | Path, *, dtype: str | None = None, device: str = "cpu") -> Any:
+    """The causal language model of a folder, every weight of it read from there.
+
+    Raises: FileNotFoundError without a config.json; ValueError when transformers can't build it,
+    or when weights are missing (it would fill them with random numbers).
+    """
+    folder = Path(model_folder)
+    _load_config(folder)
+    if dtype is not None:
+        _check_name("dtype", dtype, DTYPES)
+    loader: Any = AutoModelForCausalLM
+    try:
+        model, found = loader.from_pretrained(
+            folder,
+            dtype="auto" if dtype is None else getattr(torch, dtype),
+            output_loading_info=True,
+            local_files_only=True,
+        )
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(
+            f"{folder}: not loaded as a causal language model: {_one_line(error)}"
+        ) from None
+    missing = sorted(found["missing_keys"])
+    if missing:
+        raise ValueError(
+            f"{folder}: {len(missing)} weights are missing, the first is {missing[0]}: "
+            "expected a complete causal language model"
+        )
+    return model.to(device)
+
+
+def resolve_train_length(config: Any, given: int | None = None) -> int:
+    """L₀ in tokens: what was given, else what the model says it was trained at.
+
+    That is `train_length` for farfield's models and `max_position_embeddings` for others.
+
+    Raises: ValueError when none of these says it, or the length is below 1.
+    """
+    names = ("train_length", "max_position_embeddings")
+    known = [given, *(getattr(config, name, None) for name in names)]
+    length = next((value for value in known if value is not None), None)
+    if length is None:
+        raise ValueError(
+            f"a {config.model_type} configuration does not say the training length: "
+            "expected --train-length TOKENS"
+        )
+    if length < 1:
+        raise ValueError(f"train_length = {length}: expected at least 1 token")
+    return int(length)
+
+
+def positions_path(out: Path) -> Path:
+    """Where the losses by position go: FILE.positions.jsonl beside FILE.jsonl."""
+    return out.with_name(f"{out.stem}.positions.jsonl")
+
+
+def _load_config(folder: Path) -> Any:
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder}: no model there; expected a folder with a config.json")
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder}: config.json not understood: {_one_line(error)}") from None
+
+
+def _stream(
+    folder: Path, data: str, split: str, cache_dir: Path | None, max_tokens: int | None
+) -> TokenStream:
+    splits = Splits(0.0, 0.0, 1.0) if split == "all" else Splits()
+    corpus = load_corpus(
+        data, str(folder), cache_dir=cache_dir, splits=splits, max_tokens=max_tokens
+    )
+    stream: TokenStream = getattr(corpus, "test" if split == "all" else split)
+    return stream
+
+
+def _check_destination(out: Path) -> None:
+    """Before the evaluation, which may take long, not after it."""
+    if out.is_dir():
+        raise IsADirectoryError(f"{out}: is a folder; expected the name of a .jsonl file")
+    if not out.parent.is_dir():
+        raise FileNotFoundError(f"{out}: its folder {out.parent} does not exist")
+
+
+def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{what} {name!r}: expected one of {', '.join(known)}{hint}")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
