@@ -24,9 +24,9 @@ token, of which the last row is where the next token starts from."""
 class Geometry:
     """What a mechanism is built for: one attention layer of a model.
 
-    Units: `mixing_window` and `train_length` in tokens. `rope_base` is the base of RoPE's
+    Units: `mixing_window` in tokens. `rope_base` is the base of RoPE's
     frequencies. `seed` and `layer` name the random angles. Raises: ValueError where heads do not
-    divide or a size is not positive.
+    divide, or a size or the base is not positive.
     """
 
     hidden_size: int
@@ -43,6 +43,8 @@ class Geometry:
         for name in ("hidden_size", "heads", "kv_heads", "head_dim", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if not self.rope_base > 0:
+            raise ValueError(f"rope_base is {self.rope_base}; expected a positive number")
         if self.heads % self.kv_heads:
             raise ValueError(
                 f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly"
@@ -64,6 +66,11 @@ class Tokens:
     ids: Tensor | None = None
     valid: Tensor | None = None
     nonce: int = 0
+
+    @property
+    def frame_dtype(self) -> torch.dtype:
+        """What cosines and sines are kept in: float32, or float64 for float64 hidden states."""
+        return torch.promote_types(self.hidden.dtype, torch.float32)
 
     def real(self, x: Tensor) -> Tensor:
         """x [B or 1, heads, T, ·] with zeros at padding: there a step is the identity."""

@@ -48,7 +48,7 @@ class DecodingState:
         self.values = _joined(self.values, values, -2)
         if potential is not None:
             self.potential = _joined(self.potential, potential, -1)
-        for name, rows in state.items():
+        for name, rows in state.items() if keys.shape[-2] else ():
             kept = self.trail.get(name) if self.recording else None
             self.trail[name] = _joined(kept, rows if self.recording else rows[..., -1:, :], -2)
         return self.keys, self.values, self.potential
@@ -67,13 +67,12 @@ class DecodingState:
             self.__init__()  # type: ignore[misc]
             self.recording = recording
             return
-        for name, rows in self.trail.items():
-            if rows.shape[-2] <= count:
-                raise ValueError(
-                    f"cannot crop {count} tokens: the frame before them was not kept. Call "
-                    "cache.activate_past_recording() before the tokens are decoded"
-                )
-            self.trail[name] = rows[..., :-count, :]
+        if any(rows.shape[-2] <= count for rows in self.trail.values()):
+            raise ValueError(
+                f"cannot crop {count} tokens: the frame before them was not kept. Call "
+                "cache.activate_past_recording() before the tokens are decoded"
+            )
+        self.trail = {name: rows[..., :-count, :] for name, rows in self.trail.items()}
         self.keys = self.keys[..., :-count, :]
         self.values = self.values[..., :-count, :]
         if self.potential is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from farfield.attention import DecodingState
 
@@ -43,6 +43,10 @@ class FarfieldCacheLayer(CacheLayerMixin):
     def record_past(self) -> bool:
         """Whether the frames of tokens that may be cropped are being kept."""
         return self.state.recording
+
+    @record_past.setter
+    def record_past(self, recording: bool) -> None:
+        self.state.recording = recording
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to prepare: the state grows with its first tokens."""
@@ -111,13 +115,17 @@ class FarfieldCache(Cache):
     def adopt(cache: Cache, layers: int) -> Cache:
         """Make any *empty* transformers cache one that can remember frames, in place.
 
-        Raises: ValueError for one that already holds tokens, or is of a fixed size.
+        Raises: ValueError for one that already holds tokens, is of another model's depth, or does
+        more than grow (a fixed size, a window, quantised or offloaded keys).
         """
         if all(isinstance(layer, FarfieldCacheLayer) for layer in cache.layers) and cache.layers:
+            if len(cache.layers) != layers:
+                raise ValueError(f"this cache has {len(cache.layers)} layers, the model {layers}")
             return cache
         if cache.get_seq_length() > 0:
             raise ValueError("this cache holds keys of another model; pass an empty one")
-        if any(layer.get_max_length() > 0 for layer in cache.layers) or cache.offloading:
+        kinds = {type(layer) for layer in cache.layers} | {cache.layer_class_to_replicate}
+        if not kinds <= {DynamicLayer, None} or cache.offloading:
             raise ValueError(
                 f"{type(cache).__name__} is not supported; use a DynamicCache, or pass none"
             )

@@ -1,7 +1,6 @@
 """Configuration of the native model."""
 
-from __future__ import annotations
-
+# No `from __future__ import annotations`: strict checks types, and skips those that are strings.
 import difflib
 from dataclasses import fields
 from typing import Any
@@ -27,7 +26,8 @@ class FarfieldConfig(PreTrainedConfig):
     `mechanism` is a composed name (`farfield mechanisms` lists the parts). `train_length` is L₀, the
     length the model is trained at; `mixing_window` the tokens in which the slowest random or mixing
     block decorrelates (None: L₀). `seed` names the random angles, so it belongs to the model as its
-    weights do. `intermediate_size` defaults to 8/3 of the width, `head_dim` to width / heads.
+    weights do. `intermediate_size` defaults to 8/3 of the width, `head_dim` to width / heads,
+    `initializer_range` (the standard deviation of fresh matrices) to 1/√(2 width).
 
     Units: lengths in tokens. Raises: ValueError for a key or mechanism that doesn't exist (naming
     the nearest) and for heads that don't divide; transformers' own validation error for a wrong
@@ -46,9 +46,9 @@ class FarfieldConfig(PreTrainedConfig):
     mechanism: str = "rope"
     train_length: int = 512
     mixing_window: int | None = None
-    rope_base: float = 10000.0
+    rope_base: float | int = 10000.0
     seed: int = 0
-    initializer_range: float = 0.02
+    initializer_range: float | None = None
     rms_norm_eps: float = 1e-6
     use_cache: bool = True
     tie_word_embeddings: bool = True
@@ -69,6 +69,8 @@ class FarfieldConfig(PreTrainedConfig):
             self.head_dim = self.hidden_size // self.num_attention_heads
         if self.intermediate_size is None:
             self.intermediate_size = -(-self.hidden_size * 8 // 3 // 8) * 8
+        if self.initializer_range is None:
+            self.initializer_range = (2 * self.hidden_size) ** -0.5
         self.mechanism = mechanisms.canonical(self.mechanism)
         for name in ("train_length", "num_hidden_layers", "intermediate_size"):
             if getattr(self, name) < 1:
@@ -83,8 +85,8 @@ class FarfieldConfig(PreTrainedConfig):
         return Geometry(
             hidden_size=self.hidden_size,
             heads=self.num_attention_heads,
-            kv_heads=self.num_key_value_heads or self.num_attention_heads,
-            head_dim=self.head_dim or 0,
+            kv_heads=self.num_key_value_heads,  # type: ignore[arg-type]
+            head_dim=self.head_dim,  # type: ignore[arg-type]
             vocab_size=self.vocab_size,
             mixing_window=self.train_length if self.mixing_window is None else self.mixing_window,
             layer=layer,

@@ -94,8 +94,10 @@ class FarfieldPreTrainedModel(PreTrainedModel):
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
             std = float(getattr(owner, "initial_std", self.config.initializer_range))
-            drawn = torch.randn(parameter.shape, generator=generator) * std
-            parameter.copy_(drawn)
+            drawn = torch.randn(
+                parameter.shape, generator=generator, dtype=torch.float32, device="cpu"
+            )
+            parameter.copy_(drawn * std)
 
     @property
     def mechanisms(self) -> list[Mechanism]:
@@ -156,7 +158,7 @@ class FarfieldModel(FarfieldPreTrainedModel):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        use_cache = self._use_cache(use_cache)
+        use_cache = self._use_cache(use_cache, cache)
         if use_cache and cache is None:
             cache = FarfieldCache(len(self.layers))
         if cache is not None:
@@ -164,10 +166,13 @@ class FarfieldModel(FarfieldPreTrainedModel):
         tokens, valid = self._tokens(
             input_ids, inputs_embeds, attention_mask, position_ids, past_length(cache), nonce
         )
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         hidden, states = inputs_embeds, [inputs_embeds]
         for layer in self.layers:
             hidden = layer(hidden, tokens, valid, cache=cache)
-            states.append(hidden) if output_hidden_states else None
+            if output_hidden_states:
+                states.append(hidden)
         hidden = self.norm(hidden)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
@@ -175,10 +180,10 @@ class FarfieldModel(FarfieldPreTrainedModel):
             hidden_states=(*states[:-1], hidden) if output_hidden_states else None,
         )
 
-    def _use_cache(self, use_cache: bool | None) -> bool:
+    def _use_cache(self, use_cache: bool | None, cache: Cache | None) -> bool:
         if self.gradient_checkpointing and self.training and torch.is_grad_enabled():
-            if use_cache:
-                raise ValueError("use_cache=True can't go with gradient checkpointing")
+            if use_cache or cache is not None:
+                raise ValueError("a cache can't go with gradient checkpointing")
             return False
         if use_cache is None:
             return self.config.use_cache and not self.training
@@ -316,6 +321,8 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
             super()._prepare_cache_for_generation(
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
+            if model_kwargs.get("cache") is not None:
+                FarfieldCache.adopt(model_kwargs["cache"], self.config.num_hidden_layers)
             return
         model_kwargs["cache"] = FarfieldCache(self.config.num_hidden_layers)
         if generation_config.is_assistant:

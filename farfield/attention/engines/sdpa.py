@@ -23,6 +23,10 @@ _MASK_ELEMENTS = 2**22
 _BIAS_ELEMENTS = 2**18
 """Largest [head, query, key] bias worth building: beyond it the kernels' bias path is the slow one."""
 
+_RIDING_QUERIES = 256
+"""Most queries that share a centre where the potential rides: the float32 rounding of differences
+grows with the distance from it."""
+
 _PAD = 8
 """Head dimensions are padded to a multiple of this: the kernels are slower on odd ones."""
 
@@ -55,6 +59,8 @@ def attend(
         k, v = (x.repeat_interleave(grouped_by, 1) if grouped else x for x in (k, v))
         grouped = False
     block = max(1, min(queries, _MASK_ELEMENTS // keys))
+    if potential is not None and q.shape[1] * queries * keys > _BIAS_ELEMENTS:
+        block = min(block, _RIDING_QUERIES)
     offset = keys - queries
     out = [
         _block(q, k, v, potential, valid, offset + start, min(start + block, queries) + offset, grouped)
@@ -87,7 +93,9 @@ def _block(
         bias = bias.masked_fill(~seen, float("-inf"))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     wide = _riding(q, k, v, potential[..., :stop] - potential[..., start, None], scale)
-    out = F.scaled_dot_product_attention(*wide, attn_mask=seen, scale=scale)
+    # Autocast would round the potential to half precision on the kernel's doorstep.
+    with torch.autocast(q.device.type, enabled=False):
+        out = F.scaled_dot_product_attention(*wide, attn_mask=seen, scale=scale)
     return out[..., : v.shape[-1]].to(v.dtype)
 
 

@@ -135,6 +135,12 @@ def register(row: Row) -> None:
         raise ValueError(f"mechanism name '{row.name}' is not an identifier")
     if any(f.default is MISSING for f in fields(row.options)):
         raise ValueError(f"every option of mechanism '{row.name}' needs a default")
+    for key, kind in get_type_hints(row.options).items():
+        if get_origin(kind) is not Literal and kind not in (int, float):
+            raise ValueError(
+                f"option '{key}' of mechanism '{row.name}' is a {kind}; a name can spell an int, "
+                "a float or a Literal of strings"
+            )
     _TABLE[row.name] = row
 
 
@@ -205,6 +211,8 @@ def _valid() -> str:
 
 def _part(text: str, name: str) -> Part:
     head, _, tail = text.partition(":")
+    if head == CARRIED:
+        raise ValueError(f"'{CARRIED}' in '{name}' takes no options, got '{tail}'")
     row = _TABLE.get(head)
     if row is None:
         near = difflib.get_close_matches(head, [*_TABLE, CARRIED], 1, 0.5)
@@ -221,6 +229,8 @@ def _options(row: Row, text: str, name: str) -> Any:
         key, equals, value = item.partition("=")
         if not equals and index == 0 and known:
             key, value = next(iter(known)), item
+        if key in values:
+            raise ValueError(f"option '{key}' of '{row.name}' is given twice in '{name}'")
         if key not in known:
             near = difflib.get_close_matches(key, known, 1, 0.5)
             hint = f"; did you mean '{near[0]}'?" if near else ""
@@ -243,11 +253,15 @@ def _value(text: str, kind: Any, where: str) -> Any:
     try:
         value = kind(text)
         if math.isfinite(value):
-            return value
+            return value + 0  # -0.0 is 0.0: one value, one spelling
     except ValueError:
         pass
     raise ValueError(f"{where} is '{text}'; expected a finite {kind.__name__}")
 
 
 def _spelled(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    """The shortest text that reads back as the value, without the `+` that joins parts."""
+    if not isinstance(value, float):
+        return str(value)
+    short = f"{value:g}"
+    return (short if float(short) == value else repr(value)).replace("e+", "e")

@@ -33,6 +33,8 @@ class Learned(Transport):
 
     def __init__(self, geometry: Geometry, options: Options) -> None:
         super().__init__()
+        if options.std < 0:
+            raise ValueError(f"option 'std' of 'learned' is {options.std:g}; expected at least 0")
         self.options = options
         self.heads = geometry.kv_heads
         self.omega = tuple(frequencies(options.frequencies, geometry).tolist())

@@ -45,7 +45,8 @@ class _Hashed(Transport):
 
     def frame(self, turns: Tensor, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
         """Frames that continue the state by `turns` [B or 1, heads, T, N]."""
-        frame = RotationFrame.from_turns(accumulate(tokens.real(turns), state.get("turns")))
+        sums = accumulate(tokens.real(turns), state.get("turns"))
+        frame = RotationFrame.from_turns(sums, tokens.frame_dtype)
         return frame, {"turns": frame.trail}
 
 

@@ -41,4 +41,5 @@ class Rope(Transport):
     def forward(self, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
         """Frames [B or 1, 1, T, N], shared by all heads; no state, the position says it all."""
         step = torch.tensor(self.turns, dtype=torch.int64, device=tokens.position.device)
-        return RotationFrame.from_turns(tokens.position[:, None, :, None] * step), {}
+        turns = tokens.position[:, None, :, None] * step
+        return RotationFrame.from_turns(turns, tokens.frame_dtype), {}
