@@ -1,4 +1,4 @@
-"""Counter-based randomness: a number is a hash of its keys, so it never depends on who asked before.
+"""Counter-based randomness: a number is a hash of its keys, never of who asked before.
 
 A batch row alone, a chunk, a cached token and a recomputed checkpoint all see the same values, and
 there is neither a table nor a generator state to store.

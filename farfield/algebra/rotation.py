@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import FunctionCtx
 
 from farfield.algebra.turns import RADIANS_PER_UNIT, accumulate, to_radians, to_turns
 
@@ -63,13 +63,17 @@ def _blocks(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class RotationFrame:
-    """SO(2) frames of T tokens as fixed-point turns with their cosines and sines.
+    """SO(2) frames of T tokens: fixed-point turns, and the angle they stand for with its cosine
+    and sine.
 
-    Shapes: turns int64 [..., T, N]; cos, sin [..., T, N] (float32, or float64 for float64 angles).
-    Leading axes broadcast against those of what is pulled. Laws: see `Frame`.
+    `phase` is what carries the gradient to the angles; `cos` and `sin` are constants beside it.
+
+    Shapes: turns int64 [..., T, N]; phase, cos, sin [..., T, N] (float32, or float64 for float64
+    angles). Leading axes broadcast against those of what is pulled. Laws: see `Frame`.
     """
 
     turns: Tensor
+    phase: Tensor
     cos: Tensor
     sin: Tensor
 
@@ -85,8 +89,8 @@ class RotationFrame:
         """
         if not angle.is_floating_point():
             raise TypeError(f"angles are {angle.dtype}; expected a floating type in radians")
-        turns, cos, sin = _Accumulate.apply(angle, base)
-        return cls(turns, cos, sin)
+        turns, phase = _Accumulate.apply(angle, base)
+        return cls(turns, phase, *_cos_sin(phase))
 
     @classmethod
     def from_turns(cls, turns: Tensor, dtype: torch.dtype = torch.float32) -> RotationFrame:
@@ -95,7 +99,7 @@ class RotationFrame:
         Shapes: turns int64 [..., T, N].
         """
         phase = to_radians(turns, dtype)
-        return cls(turns, phase.cos(), phase.sin())
+        return cls(turns, phase, *_cos_sin(phase))
 
     @property
     def length(self) -> int:
@@ -114,7 +118,9 @@ class RotationFrame:
         Raises: ValueError for frames of no tokens.
         """
         if self.length == 0:
-            raise ValueError("frames of no tokens have no last one; keep the base they started from")
+            raise ValueError(
+                "frames of no tokens have no last one; keep the base they started from"
+            )
         return self.turns[..., -1:, :]
 
     def pull(self, x: Tensor) -> Tensor:
@@ -123,20 +129,11 @@ class RotationFrame:
         Shapes: x [..., T, d], in any floating type; returned in it.
         Raises: ValueError where T or d are not those of the frames.
         """
-        return _Rotate.apply(self._fitting(x), self.cos, self.sin)
+        return self._turned(x, 1)
 
     def push(self, x: Tensor) -> Tensor:
         """F_t x_t = R(-Φ_t) x_t. Shapes and errors as `pull`."""
-        return _Rotate.apply(self._fitting(x), self.cos, -self.sin)
-
-    def _fitting(self, x: Tensor) -> Tensor:
-        expected = (self.length, 2 * self.turns.shape[-1])
-        if tuple(x.shape[-2:]) != expected:
-            raise ValueError(
-                f"x has shape {list(x.shape)}; these frames carry [..., {expected[0]} tokens, "
-                f"{expected[1]} dimensions]"
-            )
-        return x
+        return self._turned(x, -1)
 
     def between(self, source: int, query: int) -> RotationFrame:
         """The one transport P_{j→i} as frames of length 1: `push` applies P, `pull` its transpose.
@@ -148,58 +145,80 @@ class RotationFrame:
 
     def grouped(self) -> RotationFrame:
         """The same frames with an axis of size 1 before the tokens', for grouped query heads."""
-        return RotationFrame(*(x.unsqueeze(-3) for x in (self.turns, self.cos, self.sin)))
+        parts = (self.turns, self.phase, self.cos, self.sin)
+        return RotationFrame(*(part.unsqueeze(-3) for part in parts))
+
+    def _turned(self, x: Tensor, sign: int) -> Tensor:
+        expected = (self.length, 2 * self.turns.shape[-1])
+        if tuple(x.shape[-2:]) != expected:
+            raise ValueError(
+                f"x has shape {list(x.shape)}; these frames carry [..., {expected[0]} tokens, "
+                f"{expected[1]} dimensions]"
+            )
+        return _Rotate.apply(x, self.phase, self.cos, self.sin, sign)
+
+
+def _cos_sin(phase: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.no_grad():
+        return phase.cos(), phase.sin()
 
 
 class _Accumulate(torch.autograd.Function):
-    """Angles → (turns, cos Φ, sin Φ). The integer sums carry no gradient; the pair does."""
+    """Angles → (turns, Φ). The integer sums carry no gradient; the angles they stand for do."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, angle: Tensor, base: Tensor | None):  # type: ignore[override]
+    def forward(ctx: Any, angle: Tensor, base: Tensor | None):
         turns = accumulate(to_turns(angle), base)
         dtype = torch.promote_types(angle.dtype, torch.float32)
         # Σ 0 · angle is 0, or NaN where an angle is not finite: integers alone would swallow it.
         poison = (angle * 0.0).sum((-2, -1), keepdim=True, dtype=dtype)
-        phase = torch.add(poison, turns.to(dtype), alpha=RADIANS_PER_UNIT)
-        cos, sin = phase.cos(), phase.sin()
-        ctx.mark_non_differentiable(turns)  # type: ignore[attr-defined]
-        ctx.save_for_backward(cos, sin)  # type: ignore[attr-defined]
-        ctx.angle_dtype = angle.dtype  # type: ignore[attr-defined]
-        return turns, cos, sin
+        ctx.mark_non_differentiable(turns)
+        ctx.angle_dtype = angle.dtype
+        return turns, torch.add(poison, turns.to(dtype), alpha=RADIANS_PER_UNIT)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, _, grad_cos: Tensor, grad_sin: Tensor):  # type: ignore[override]
-        cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
-        grad_phase = grad_sin * cos - grad_cos * sin
-        # Φ_t contains every φ_l with l ≤ t: the gradient of φ_l is a sum from l to the end.
-        reverse = grad_phase.flip(-2).cumsum(-2, dtype=torch.float64).flip(-2)
-        return reverse.to(ctx.angle_dtype), None  # type: ignore[attr-defined]
+    def backward(ctx: Any, _, grad: Tensor):
+        # Φ_t contains every φ_l with l ≤ t: the gradient of φ_l is the sum from l to the end.
+        sums = grad.cumsum(-2, dtype=torch.float64)
+        reverse = sums[..., -1:, :] - sums + grad
+        return reverse.to(ctx.angle_dtype), None
 
 
 class _Rotate(torch.autograd.Function):
-    """x → R(+Φ) x in every plane (b, b + N); its own backward keeps only x, cos and sin."""
+    """y = R(±Φ) x in every plane (b, b + N).
+
+    Backward: ∂x = R(∓Φ) ∂y, and ∂Φ_b = ±(∂x_{b+N} x_b - ∂x_b x_{b+N}), since a rotation commutes
+    with the quarter turn that differentiates it.
+    """
 
     @staticmethod
-    def forward(ctx: FunctionCtx, x: Tensor, cos: Tensor, sin: Tensor):  # type: ignore[override]
-        ctx.save_for_backward(x if cos.requires_grad else None, cos, sin)  # type: ignore[attr-defined]
-        return _rotate(x, cos, sin)
+    def forward(ctx: Any, x: Tensor, phase: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+        ctx.sign, ctx.shape = sign, phase.shape
+        kept = x if phase.requires_grad else None
+        ctx.save_for_backward(kept, cos, sin)
+        return _rotate(x, cos, sin, sign)
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor):  # type: ignore[override]
-        x, cos, sin = ctx.saved_tensors  # type: ignore[attr-defined]
-        need_x, need_cos, _ = ctx.needs_input_grad  # type: ignore[attr-defined]
-        grad_x = _rotate(grad, cos, -sin) if need_x else None
-        if not need_cos:
-            return grad_x, None, None
-        first, second = x.to(cos.dtype).chunk(2, -1)
-        grad_first, grad_second = grad.to(cos.dtype).chunk(2, -1)
-        grad_cos = (grad_first * first + grad_second * second).sum_to_size(cos.shape)
-        grad_sin = (grad_second * first - grad_first * second).sum_to_size(sin.shape)
-        return grad_x, grad_cos, grad_sin
+    def backward(ctx: Any, grad: Tensor):
+        x, cos, sin = ctx.saved_tensors
+        grad_x = _rotate(grad, cos, sin, -ctx.sign)
+        if x is None:
+            return grad_x, None, None, None, None
+        wide = torch.promote_types(x.dtype, cos.dtype)
+        first, second = x.to(wide).chunk(2, -1)
+        grad_first, grad_second = grad_x.to(wide).chunk(2, -1)
+        grad_phase = (grad_second * first).addcmul_(grad_first, second, value=-1.0)
+        grad_phase = grad_phase.sum_to_size(ctx.shape) * ctx.sign
+        return grad_x, grad_phase, None, None, None
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """R(+Φ) x, computed in the wider of the two types and returned in that of x."""
-    first, second = x.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, -1)
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
-    return rotated.to(x.dtype)
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+    """R(±Φ) x, computed in the wider of the two types and returned in that of x."""
+    shape = (*torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]), x.shape[-1])
+    wide = torch.promote_types(x.dtype, cos.dtype)
+    first, second = x.to(wide).expand(shape).chunk(2, -1)
+    out = torch.empty(shape, dtype=wide, device=x.device)
+    out_first, out_second = out.chunk(2, -1)
+    torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-sign)
+    torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=sign)
+    return out.to(x.dtype)

@@ -27,10 +27,9 @@ def to_turns(angle: Tensor) -> Tensor:
     An angle that is not finite has no direction and the integer it becomes means nothing:
     `RotationFrame.from_angles` keeps it from passing unseen.
     """
-    fraction = angle.to(torch.float64) * (0.5 / math.pi)
-    fraction = fraction - fraction.round()
-    # Half a turn is 2^63, one more than int64 holds: convert two bits short and let the shift wrap.
-    return (fraction * 2.0**62).round().to(torch.int64) << 2
+    fraction = (angle.to(torch.float64) * (0.5 / math.pi)).frac_()
+    # Up to a whole turn, 2^64: more than int64 holds. Convert two bits short; the shift wraps.
+    return fraction.mul_(2.0**62).round_().to(torch.int64).bitwise_left_shift_(2)
 
 
 def to_radians(turns: Tensor, dtype: torch.dtype = torch.float64) -> Tensor:

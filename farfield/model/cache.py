@@ -74,7 +74,7 @@ class FarfieldCacheLayer(CacheLayerMixin):
         self.state.recording = True
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forget the last |tokens_to_remove| tokens exactly (a count ≤ 0, as transformers calls it).
+        """Forget the last |tokens_to_remove| tokens exactly (a count ≤ 0, as transformers has it).
 
         Raises: ValueError for a positive count, or where earlier frames were not kept.
         """
@@ -144,7 +144,7 @@ def past_length(cache: Cache | None) -> int:
 
 def decoding_state(cache: Cache | None, layer: int) -> DecodingState | None:
     """The state of one layer of an adopted cache."""
-    return None if cache is None else cache.layers[layer].state
+    return None if cache is None else cache.layers[layer].state  # type: ignore[union-attr]
 
 
 __all__ = ["FarfieldCache", "FarfieldCacheLayer", "decoding_state", "past_length"]

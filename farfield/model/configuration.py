@@ -12,9 +12,20 @@ from transformers import GenerationConfig, PreTrainedConfig
 from farfield.attention import Geometry, mechanisms
 
 _LIBRARY_KEYS = frozenset(
-    """_name_or_path name_or_path model_type _commit_hash auto_map attn_implementation
-    _attn_implementation experts_implementation output_attentions num_labels torch_dtype
-    quantization_config""".split()
+    {
+        "_attn_implementation",
+        "_commit_hash",
+        "_name_or_path",
+        "attn_implementation",
+        "auto_map",
+        "experts_implementation",
+        "model_type",
+        "name_or_path",
+        "num_labels",
+        "output_attentions",
+        "quantization_config",
+        "torch_dtype",
+    }
 )
 """Keys that transformers itself writes into, or passes to, a configuration."""
 
@@ -23,11 +34,11 @@ _LIBRARY_KEYS = frozenset(
 class FarfieldConfig(PreTrainedConfig):
     """A decoder whose attention carries by a named mechanism.
 
-    `mechanism` is a composed name (`farfield mechanisms` lists the parts). `train_length` is L₀, the
-    length the model is trained at; `mixing_window` the tokens in which the slowest random or mixing
-    block decorrelates (None: L₀). `seed` names the random angles, so it belongs to the model as its
-    weights do. `intermediate_size` defaults to 8/3 of the width, `head_dim` to width / heads,
-    `initializer_range` (the standard deviation of fresh matrices) to 1/√(2 width).
+    `mechanism` is a composed name (`farfield mechanisms` lists the parts). `train_length` is L₀,
+    the length the model is trained at; `mixing_window` the tokens in which the slowest random or
+    mixing block decorrelates (None: L₀). `seed` names the random angles, so it belongs to the
+    model as its weights do. `intermediate_size` defaults to 8/3 of the width, `head_dim` to
+    width / heads, `initializer_range` (the standard deviation of fresh matrices) to 1/√(2 width).
 
     Units: lengths in tokens. Raises: ValueError for a key or mechanism that doesn't exist (naming
     the nearest) and for heads that don't divide; transformers' own validation error for a wrong
@@ -97,7 +108,7 @@ class FarfieldConfig(PreTrainedConfig):
     @classmethod
     def _refuse_unknown(cls, given: dict[str, Any]) -> None:
         allowed = _LIBRARY_KEYS.union(GenerationConfig._get_default_generation_params())
-        own = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        own = [f.name for f in fields(cls)]
         for key in given:
             if key not in allowed:
                 near = difflib.get_close_matches(key, own, 1, 0.5)

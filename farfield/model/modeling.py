@@ -22,7 +22,7 @@ from farfield.attention.mechanism import Mechanism
 from farfield.model.cache import FarfieldCache, decoding_state, past_length
 from farfield.model.configuration import FarfieldConfig
 
-_OLD_CACHE_NAME = {"old_name": "past_key_values", "version": "5.40.0", "new_name": "cache"}
+_renamed_cache = deprecate_kwarg("past_key_values", version="5.40.0", new_name="cache")
 
 
 class FarfieldMLP(nn.Module):
@@ -31,6 +31,7 @@ class FarfieldMLP(nn.Module):
     def __init__(self, config: FarfieldConfig) -> None:
         super().__init__()
         width, inner = config.hidden_size, config.intermediate_size
+        assert inner is not None, "the configuration resolves it"
         self.gate_proj = nn.Linear(width, inner, bias=False)
         self.up_proj = nn.Linear(width, inner, bias=False)
         self.down_proj = nn.Linear(inner, width, bias=False)
@@ -72,11 +73,14 @@ class FarfieldPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        std = getattr(module, "initial_std", self.config.initializer_range)
         if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=std)
+            nn.init.normal_(module.weight, std=self._initial_std(module))
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
+
+    def _initial_std(self, module: nn.Module) -> float:
+        std: Any = getattr(module, "initial_std", self.config.initializer_range)
+        return float(std)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
@@ -93,11 +97,10 @@ class FarfieldPreTrainedModel(PreTrainedModel):
                 continue
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-            std = float(getattr(owner, "initial_std", self.config.initializer_range))
             drawn = torch.randn(
                 parameter.shape, generator=generator, dtype=torch.float32, device="cpu"
             )
-            parameter.copy_(drawn * std)
+            parameter.copy_(drawn * self._initial_std(owner))
 
     @property
     def mechanisms(self) -> list[Mechanism]:
@@ -132,7 +135,7 @@ class FarfieldModel(FarfieldPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    @deprecate_kwarg(**_OLD_CACHE_NAME)
+    @_renamed_cache
     @can_return_tuple
     def forward(
         self,
@@ -198,7 +201,7 @@ class FarfieldModel(FarfieldPreTrainedModel):
         past: int,
         nonce: int | None,
     ) -> tuple[Tokens, Tensor | None]:
-        """The tokens of this call as a mechanism sees them, and which of all keys are not padding."""
+        """The tokens of this call as a mechanism sees them, and which of all keys are real."""
         if nonce is None:
             if self.training and self.needs_nonce:
                 raise ValueError(
@@ -256,7 +259,7 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
-    @deprecate_kwarg(**_OLD_CACHE_NAME)
+    @_renamed_cache
     @can_return_tuple
     def forward(
         self,
@@ -299,7 +302,7 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
-    def _prepare_cache_for_generation(
+    def _prepare_cache_for_generation(  # type: ignore[override]  # it is declared to return bool
         self,
         generation_config: Any,
         model_kwargs: dict[str, Any],
@@ -318,7 +321,7 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
                 f"cache_implementation '{implementation}' is not supported; expected 'dynamic'"
             )
         if model_kwargs.get("cache") is not None or generation_config.use_cache is False:
-            super()._prepare_cache_for_generation(
+            super()._prepare_cache_for_generation(  # type: ignore[misc]
                 generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
             )
             if model_kwargs.get("cache") is not None:

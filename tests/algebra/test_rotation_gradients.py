@@ -81,11 +81,15 @@ def test_gradcheck(act: str, length: int) -> None:
     assert torch.autograd.gradcheck(by_frames(act, base), (angle, x))
 
 
-def test_gradcheck_of_cosines_and_sines() -> None:
+def test_gradcheck_of_phases_and_of_what_is_made_from_them() -> None:
     angle = drawn(6, 2, 5, 3).requires_grad_()
-    for name in ("cos", "sin"):
-        part = lambda a, name=name: getattr(RotationFrame.from_angles(a), name)  # noqa: E731
-        assert torch.autograd.gradcheck(part, (angle,))
+    for part in (torch.cos, torch.sin, torch.square):
+        act = lambda a, part=part: part(RotationFrame.from_angles(a).phase)  # noqa: E731
+        assert torch.autograd.gradcheck(act, (angle,))
+    frame = RotationFrame.from_angles(angle)
+    assert torch.equal(frame.cos, frame.phase.detach().cos())
+    assert not frame.cos.requires_grad
+    assert not frame.sin.requires_grad
 
 
 @pytest.mark.parametrize("act", ACTS)

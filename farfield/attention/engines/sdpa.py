@@ -21,7 +21,7 @@ _MASK_ELEMENTS = 2**22
 """Largest [query, key] matrix a block may build, in elements."""
 
 _BIAS_ELEMENTS = 2**18
-"""Largest [head, query, key] bias worth building: beyond it the kernels' bias path is the slow one."""
+"""Largest [head, query, key] bias worth building: the kernels' bias path is the slow one."""
 
 _RIDING_QUERIES = 256
 """Most queries that share a centre where the potential rides: the float32 rounding of differences
@@ -62,10 +62,10 @@ def attend(
     if potential is not None and q.shape[1] * queries * keys > _BIAS_ELEMENTS:
         block = min(block, _RIDING_QUERIES)
     offset = keys - queries
-    out = [
-        _block(q, k, v, potential, valid, offset + start, min(start + block, queries) + offset, grouped)
-        for start in range(0, queries, block)
-    ]
+    out = []
+    for start in range(offset, keys, block):
+        stop = min(start + block, keys)
+        out.append(_block(q, k, v, potential, valid, start, stop, grouped))
     return out[0] if len(out) == 1 else torch.cat(out, -2)
 
 

@@ -46,9 +46,7 @@ _TABLE: dict[str, Row] = {
     row.name: row
     for row in (
         Row("nope", "transport", "no position at all", "M_t = I", nope.Options, nope.nope),
-        Row(
-            "rope", "transport", "rotation by position", "M_t = R(-ω_b)", rope.Options, rope.Rope
-        ),
+        Row("rope", "transport", "rotation by position", "M_t = R(-ω_b)", rope.Options, rope.Rope),
         Row(
             "random",
             "transport",
@@ -150,7 +148,9 @@ def parse(name: str) -> Composition:
     Raises: ValueError naming the part that is not known, the nearest and the valid ones; or why
     the parts don't go together.
     """
-    transports, controls, carried = [], [], False
+    transports: list[Part] = []
+    controls: list[Part] = []
+    carried = False
     for text in name.split("+"):
         if text == CARRIED:
             if carried:
