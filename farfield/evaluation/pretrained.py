@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from farfield.data import Splits, TokenStream, load_corpus
+from farfield.data import Splits, TokenStream, load_corpus, load_tokenizer
 from farfield.evaluation.ladder import LadderResult, evaluate
 from farfield.evaluation.plan import LadderSettings
 from farfield.evaluation.protocols import Progress
@@ -157,3 +157,30 @@ def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
+
+
+def continue_text(
+    folder: Path, prompt: str, tokens: int, seed: int, sampling: dict[str, float]
+) -> str:
+    """What a model on disk makes of a prompt, decoding with its cache: greedily where `sampling`
+    is empty, else sampled with its `temperature`, `top_k` and `top_p`; `seed` names the draw.
+
+    Units: `tokens` to add at most. Raises: as `run`; ValueError for a prompt without a token.
+    """
+    model = load_model(folder, device="cuda" if torch.cuda.is_available() else "cpu").eval()
+    tokenizer = load_tokenizer(folder)
+    ids = tokenizer.encode(prompt)
+    if not ids:
+        raise ValueError("the prompt holds no tokens; expected some text to continue")
+    torch.manual_seed(seed)
+    inputs = torch.tensor([ids], device=model.device)
+    made = model.generate(
+        inputs,
+        attention_mask=torch.ones_like(inputs),
+        max_new_tokens=tokens,
+        use_cache=True,
+        do_sample=bool(sampling),
+        pad_token_id=tokenizer.pad_id,
+        **sampling,
+    )
+    return tokenizer.decode([i for i in made[0, len(ids) :].tolist() if i != tokenizer.eos_id])

@@ -1,0 +1,50 @@
+"""One mechanism trained by itself, in this process: a study of one run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from farfield.study import files, folder, job
+from farfield.study import recipe as recipes
+from farfield.study.job import Stop, Watcher
+from farfield.study.launch import Display, check
+from farfield.study.recipe import Recipe
+from farfield.study.run import Run, grid
+
+
+def train_one(
+    recipe: Recipe,
+    mechanism: str,
+    seed: int,
+    out: Path | None,
+    *,
+    resume: bool = False,
+    watch: Watcher | None = None,
+) -> Run:
+    """Train and evaluate one mechanism; `out` (default `runs/MECHANISM-sSEED`) is its run folder.
+
+    The folder holds what a study's run folder does, and the resolved `recipe.toml` beside.
+
+    Raises: ValueError or OSError with one line, before training, for what a caller can mend.
+    """
+    table = {**recipe.as_toml(), "mechanisms": [mechanism], "seeds": [seed]}
+    recipe = recipes.recipe_from(table, recipe.name).canonical()
+    planned = grid(recipe, Path())[0]
+    run = Run(planned.mechanism, seed, out or Path("runs") / planned.name)
+    folder.refuse_another(run.folder, recipe)
+    check(recipe, Display())
+    with folder.held(run.folder):
+        if run.status == "finished":
+            raise ValueError(f"{run.folder} holds this run, finished; choose another --out")
+        if run.begun and not resume:
+            raise ValueError(
+                f"{run.folder} holds this run, {run.begun}; add --resume to continue it, "
+                "or choose another --out"
+            )
+        files.write_text(run.folder / folder.RECIPE, recipes.dump(recipe))
+        run.prepare(resume)
+        job.quiet_libraries()
+        stop = Stop()
+        with stop.on_signals():
+            job.execute(run, recipe, stop, watch)
+    return run
