@@ -1,0 +1,92 @@
+"""Numbers, intervals and lists as the page and the verdicts write them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+MISSING = "–"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number to so many significant digits, without an exponent below a million."""
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    if abs(value) >= 1e6:
+        return f"{value:.{digits - 1}e}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:,.{min(decimals, 6)}f}".replace("-", "−")
+
+
+def ratio(value: float | None) -> str:
+    """A ratio; near one its third decimal counts: 0.983, 1.052, 12.4."""
+    if value is not None and 0.1 <= value < 2:
+        return f"{value:.3f}"
+    return number(value, 3 if value is None or value < 100 else 4)
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """[low, high]; empty when there is no interval."""
+    if low is None or high is None:
+        return ""
+    return f"[{ratio(low)}, {ratio(high)}]"
+
+
+def nats(value: float | None) -> str:
+    """Nats per token with their sign, to a thousandth."""
+    return MISSING if value is None else f"{value:+.3f}".replace("-", "−")
+
+
+def integer(value: float | None) -> str:
+    return MISSING if value is None else f"{round(value):,}"
+
+
+def scaled(value: float | None, units: Sequence[tuple[float, str]], digits: int = 3) -> str:
+    """A quantity in the largest unit it fills: units are (size, name), largest first."""
+    if value is None:
+        return MISSING
+    size, name = next((unit for unit in units if abs(value) >= unit[0]), units[-1])
+    return f"{number(value / size, digits)} {name}".rstrip()
+
+
+def count(value: float | None) -> str:
+    """A large count: 1.23 M."""
+    return scaled(value, ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"), (1, "")))
+
+
+def memory(value: float | None) -> str:
+    return scaled(value, ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")))
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as 42 s, 3 min 20 s or 2 h 05 min."""
+    if seconds is None:
+        return MISSING
+    if seconds < 10:
+        return f"{number(seconds, 2)} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def listed(items: Sequence[str], last: str = "and") -> str:
+    """a; a and b; a, b and c."""
+    if len(items) < 2:
+        return "".join(items)
+    return f"{', '.join(items[:-1])} {last} {items[-1]}"
+
+
+def counted(value: int, noun: str) -> str:
+    return f"{value:,} {noun}" + ("" if value == 1 else "s")
+
+
+def multiple(value: float) -> str:
+    """A length as a multiple of the training length: L₀, 16 L₀."""
+    return "L₀" if value == 1 else f"{value:g} L₀"
