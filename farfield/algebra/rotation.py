@@ -78,18 +78,22 @@ class RotationFrame:
     sin: Tensor
 
     @classmethod
-    def from_angles(cls, angle: Tensor, base: Tensor | None = None) -> RotationFrame:
+    def from_angles(
+        cls, angle: Tensor, base: Tensor | None = None, constant: Tensor | None = None
+    ) -> RotationFrame:
         """Frames of the steps R(-angle_t) after a frame whose turns are `base`.
 
+        `constant` is a part of every step that is known as turns, hence without rounding.
         Differentiable in `angle`: dΦ_t/dφ_l = 1 for l ≤ t, summed in reverse in float64.
 
-        Shapes: angle [..., T, N] float; base int64 [..., 1, N] or None for the root frame.
+        Shapes: angle [..., T, N] float; base int64 [..., 1, N] or None for the root frame;
+        constant int64, broadcast against angle, or None.
         Units: radians. Raises: TypeError for integer angles. A non-finite angle makes every cosine
         and sine of its sequence not-a-number, so that it is noticed.
         """
         if not angle.is_floating_point():
             raise TypeError(f"angles are {angle.dtype}; expected a floating type in radians")
-        turns, phase = _Accumulate.apply(angle, base)
+        turns, phase = _Accumulate.apply(angle, base, constant)
         return cls(turns, phase, *_cos_sin(phase))
 
     @classmethod
@@ -167,8 +171,9 @@ class _Accumulate(torch.autograd.Function):
     """Angles → (turns, Φ). The integer sums carry no gradient; the angles they stand for do."""
 
     @staticmethod
-    def forward(ctx: Any, angle: Tensor, base: Tensor | None):
-        turns = accumulate(to_turns(angle), base)
+    def forward(ctx: Any, angle: Tensor, base: Tensor | None, constant: Tensor | None):
+        steps = to_turns(angle)
+        turns = accumulate(steps if constant is None else steps + constant, base)
         dtype = torch.promote_types(angle.dtype, torch.float32)
         # Σ 0 · angle is 0, or NaN where an angle is not finite: integers alone would swallow it.
         poison = (angle * 0.0).sum((-2, -1), keepdim=True, dtype=dtype)
@@ -181,7 +186,7 @@ class _Accumulate(torch.autograd.Function):
         # Φ_t contains every φ_l with l ≤ t: the gradient of φ_l is the sum from l to the end.
         sums = grad.cumsum(-2, dtype=torch.float64)
         reverse = sums[..., -1:, :] - sums + grad
-        return reverse.to(ctx.angle_dtype), None
+        return reverse.to(ctx.angle_dtype), None, None
 
 
 class _Rotate(torch.autograd.Function):

@@ -19,14 +19,18 @@ from farfield.attention.mechanism import State
 class DecodingState:
     """Pulled keys and values, the potential at each key, and the mechanism's trail.
 
+    `valid` says which tokens are not padding, where the caller keeps it (None: all are).
+
     Shapes: keys [B, kv heads, tokens, d], values [B, kv heads, tokens, d_v], potential
-    [B or 1, heads, tokens] float64 or None. `trail` maps names to [B or 1, heads, rows, ·].
+    [B or 1, heads, tokens] float64 or None, valid bool [B, tokens] or None. `trail` maps names to
+    [B or 1, heads, rows, ·].
     """
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.potential: Tensor | None = None
+        self.valid: Tensor | None = None
         self.trail: dict[str, Tensor] = {}
         self.recording = False
 
@@ -77,6 +81,8 @@ class DecodingState:
         self.values = self.values[..., :-count, :]
         if self.potential is not None:
             self.potential = self.potential[..., :-count]
+        if self.valid is not None:
+            self.valid = self.valid[:, :-count]
 
     def map_batch(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply a change of the batch axis (reorder, repeat, select) to every tensor.
@@ -93,6 +99,8 @@ class DecodingState:
         self.keys, self.values = change(self.keys), change(self.values)
         if self.potential is not None:
             self.potential = changed(self.potential)
+        if self.valid is not None:
+            self.valid = change(self.valid)
         self.trail = {name: changed(kept) for name, kept in self.trail.items()}
 
 

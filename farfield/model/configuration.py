@@ -86,6 +86,8 @@ class FarfieldConfig(PreTrainedConfig):
         for name in ("train_length", "num_hidden_layers", "intermediate_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
+        if not self.initializer_range >= 0:
+            raise ValueError(f"initializer_range is {self.initializer_range}; expected at least 0")
         # Builds one layer's mechanism, so that all it refuses is refused here.
         with torch.device("meta"):
             mechanisms.build(self.mechanism, self.geometry(0))

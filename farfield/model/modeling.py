@@ -17,7 +17,7 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
-from farfield.attention import Attention, Tokens
+from farfield.attention import Attention, DecodingState, Tokens
 from farfield.attention.mechanism import Mechanism
 from farfield.model.cache import FarfieldCache, decoding_state, past_length
 from farfield.model.configuration import FarfieldConfig
@@ -166,9 +166,9 @@ class FarfieldModel(FarfieldPreTrainedModel):
             cache = FarfieldCache(len(self.layers))
         if cache is not None:
             cache = FarfieldCache.adopt(cache, len(self.layers))
-        tokens, valid = self._tokens(
-            input_ids, inputs_embeds, attention_mask, position_ids, past_length(cache), nonce
-        )
+        batch, length = inputs_embeds.shape[:2]
+        valid = _valid(attention_mask, batch, length, decoding_state(cache, 0))
+        tokens = self._tokens(input_ids, inputs_embeds, valid, position_ids, nonce, cache)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden, states = inputs_embeds, [inputs_embeds]
@@ -196,12 +196,12 @@ class FarfieldModel(FarfieldPreTrainedModel):
         self,
         ids: Tensor | None,
         embeds: Tensor,
-        mask: Tensor | None,
+        valid: Tensor | None,
         position_ids: Tensor | None,
-        past: int,
         nonce: int | None,
-    ) -> tuple[Tokens, Tensor | None]:
-        """The tokens of this call as a mechanism sees them, and which of all keys are real."""
+        cache: Cache | None,
+    ) -> Tokens:
+        """The tokens of this call as a mechanism sees them."""
         if nonce is None:
             if self.training and self.needs_nonce:
                 raise ValueError(
@@ -209,8 +209,7 @@ class FarfieldModel(FarfieldPreTrainedModel):
                     "nonce=iteration when training (farfield's own training does)"
                 )
             nonce = 0
-        batch, length = embeds.shape[:2]
-        valid = _valid(mask, batch, past + length)
+        past, length = past_length(cache), embeds.shape[1]
         if valid is None:
             position = torch.arange(past, past + length, device=embeds.device).unsqueeze(0)
             here = None
@@ -218,20 +217,40 @@ class FarfieldModel(FarfieldPreTrainedModel):
             position = (valid.cumsum(-1) - 1).clamp(min=0)[:, past:]
             here = valid[:, past:]
         _check_positions(position_ids, position, here)
-        return Tokens(embeds, position, ids, here, nonce), valid
+        return Tokens(embeds, position, ids, here, nonce)
 
 
-def _valid(mask: Tensor | None, batch: int, length: int) -> Tensor | None:
-    """bool [B, earlier + T], or None where nothing is padding."""
+def _valid(
+    mask: Tensor | None, batch: int, length: int, state: DecodingState | None
+) -> Tensor | None:
+    """Which of all keys are real: bool [B, earlier + T], or None where nothing is padding.
+
+    A cached token's step is in the frame already, so a later mask can't change its mind about it;
+    a call without a mask goes on from what is known. The state remembers the answer.
+    """
+    past = 0 if state is None else state.length
+    known = state.valid if state is not None and past else None
     if mask is None:
-        return None
-    if tuple(mask.shape) != (batch, length):
+        valid = known
+        if known is not None:
+            valid = torch.cat((known, known.new_ones(batch, length)), -1)
+    elif tuple(mask.shape) != (batch, past + length):
         raise ValueError(
             f"attention_mask has shape {list(mask.shape)}; expected [batch, cached + new tokens] = "
-            f"[{batch}, {length}], 0 at padding"
+            f"[{batch}, {past + length}], 0 at padding"
         )
-    valid = mask.bool()
-    return None if bool(valid.all()) else valid
+    else:
+        valid = mask.bool()
+        earlier = valid[:, :past]
+        if not bool((earlier if known is None else earlier == known).all()):
+            raise ValueError(
+                "attention_mask disagrees with the one the cached tokens were read under; "
+                "a token can't become padding, or stop being it, afterwards"
+            )
+        valid = None if bool(valid.all()) else valid
+    if state is not None:
+        state.valid = valid
+    return valid
 
 
 def _check_positions(given: Tensor | None, position: Tensor, here: Tensor | None) -> None:

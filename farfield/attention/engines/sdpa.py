@@ -58,7 +58,8 @@ def attend(
         grouped_by = q.shape[1] // k.shape[1]
         k, v = (x.repeat_interleave(grouped_by, 1) if grouped else x for x in (k, v))
         grouped = False
-    block = max(1, min(queries, _MASK_ELEMENTS // keys))
+    masks = 1 if valid is None else q.shape[0]
+    block = max(1, min(queries, _MASK_ELEMENTS // (keys * masks)))
     if potential is not None and q.shape[1] * queries * keys > _BIAS_ELEMENTS:
         block = min(block, _RIDING_QUERIES)
     offset = keys - queries

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from farfield.algebra.rotation import RotationFrame
+from farfield.algebra.turns import to_turns
 from farfield.attention.mechanism import Geometry, State, Tokens, Transport
 from farfield.attention.mechanisms.rope import Frequencies, frequencies
 
@@ -27,8 +28,8 @@ class Options:
 class Learned(Transport):
     """θ_{t,h,b} = ω_b (c + (W x_t)_{h,b}), for every key/value head h and block b.
 
-    With W = 0 and c = 1 this is RoPE with frequencies ω_b. The constant part of an angle is kept
-    apart from the learned one until they are added.
+    With W = 0 and c = 1 this is RoPE with frequencies ω_b, to the bit: the constant part of an
+    angle, c ω_b, is kept apart from the learned one as exact turns.
     """
 
     def __init__(self, geometry: Geometry, options: Options) -> None:
@@ -38,6 +39,8 @@ class Learned(Transport):
         self.options = options
         self.heads = geometry.kv_heads
         self.omega = tuple(frequencies(options.frequencies, geometry).tolist())
+        constant = options.c * frequencies(options.frequencies, geometry)
+        self.constant = tuple(to_turns(constant).tolist())
         size = self.heads * len(self.omega)
         self.weight: nn.Module
         if options.source == "token":
@@ -50,18 +53,21 @@ class Learned(Transport):
     def forward(self, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
         """Frames [B, kv heads, T, N]. Raises: ValueError where the source is the token id and
         ids are not known."""
-        frame = RotationFrame.from_angles(tokens.real(self._angle(tokens)), state.get("turns"))
+        angle = tokens.real(self._angle(tokens))
+        constant = torch.tensor(self.constant, dtype=torch.int64, device=angle.device)
+        constant = tokens.real(constant.expand(1, 1, 1, -1))
+        frame = RotationFrame.from_angles(angle, state.get("turns"), constant)
         return frame, {"turns": frame.trail}
 
     def _angle(self, tokens: Tokens) -> Tensor:
-        """θ [B, kv heads, T, N] in float32 or wider, outside autocast: an angle in half precision
-        would lose even near routes."""
+        """ω_b (W x_t)_b [B, kv heads, T, N] in float32 or wider, outside autocast: an angle in
+        half precision would lose even near routes."""
         with torch.autocast(tokens.hidden.device.type, enabled=False):
             data = self._data(tokens)
             data = data.to(torch.promote_types(data.dtype, torch.float32))
             data = data.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             omega = torch.tensor(self.omega, dtype=torch.float64, device=data.device)
-            return (data + self.options.c) * omega.to(data.dtype)
+            return data * omega.to(data.dtype)
 
     def _data(self, tokens: Tokens) -> Tensor:
         if self.options.source == "token":

@@ -1,0 +1,264 @@
+"""Every mechanism of the table as a case: its name, a small layer, and its steps by definition.
+
+A row that is registered later is a case as well; without a definition here its steps are read off
+its own frames, which tests all but the step itself.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from farfield.algebra import reference
+from farfield.algebra.hashing import normal
+from farfield.attention import Attention, Geometry, Tokens, mechanisms
+from farfield.attention.mechanism import Mechanism
+
+WIDTH, VOCABULARY, WINDOW = 10, 11, 32
+
+
+def _spellings(row: mechanisms.Row) -> list[str]:
+    """The row's name with every option at its default, and with each one away from it in turn."""
+    spelled = [row.name]
+    hints = get_type_hints(row.options)
+    for option in fields(row.options):
+        kind = hints[option.name]
+        if get_origin(kind) is Literal:
+            others = [choice for choice in get_args(kind) if choice != option.default]
+        else:
+            others = [0 if option.default else 1]
+        spelled += [f"{row.name}:{option.name}={other}" for other in others]
+    return spelled
+
+
+def names() -> list[str]:
+    """Table × options × {left, carried} × {no control, each control}, as canonical names."""
+    rows = mechanisms.table()
+    transports = [text for row in rows if row.kind == "transport" for text in _spellings(row)]
+    controls = [text for row in rows if row.kind == "control" for text in _spellings(row)]
+    found = []
+    for transport in transports:
+        for carried in ("", "+v") if transport != "nope" else ("",):
+            for control in ("", *(f"+{text}" for text in controls)):
+                found.append(mechanisms.canonical(transport + carried + control))
+    return found
+
+
+NAMES = names()
+FULLEST = [
+    name
+    for name in NAMES
+    if (composition := mechanisms.parse(name)).control
+    and (composition.carried or composition.transport.row.name == "nope")
+]
+"""One case for every transport and option: values carried where they can be, and a control."""
+
+
+def geometry(**changes: Any) -> Geometry:
+    """Four query heads on two key heads of dimension 6, unless changed."""
+    plain = Geometry(
+        hidden_size=WIDTH,
+        heads=4,
+        kv_heads=2,
+        head_dim=6,
+        vocab_size=VOCABULARY,
+        mixing_window=WINDOW,
+        layer=1,
+        seed=3,
+    )
+    return replace(plain, **changes)
+
+
+def layer_of(name: str, *, dtype: torch.dtype = torch.float64, **changes: Any) -> Attention:
+    """An attention layer, not for training, whose parameters are all large enough to matter."""
+    torch.manual_seed(1)
+    layer = Attention(name, geometry(**changes)).double()
+    for parameter in layer.parameters():  # (a zero W would hide the learned part)
+        nn.init.normal_(parameter, std=0.5)
+    return layer.to(dtype).requires_grad_(False)
+
+
+def sequence(
+    batch: int,
+    length: int,
+    valid: Tensor | None = None,
+    *,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 2,
+) -> Tokens:
+    """Random tokens from the start of a row; valid [B, T] of bool, or None."""
+    draw = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(batch, length, WIDTH, generator=draw, dtype=torch.float64).to(dtype)
+    ids = torch.randint(VOCABULARY, (batch, length), generator=draw)
+    if valid is None:
+        position = torch.arange(length).unsqueeze(0)
+    else:
+        position = (valid.cumsum(-1) - 1).clamp(min=0)
+    return Tokens(hidden, position, ids, valid, nonce=5)
+
+
+def part(tokens: Tokens, start: int, stop: int) -> Tokens:
+    """Tokens [start, stop) of each row."""
+    cut = {
+        name: value[:, start:stop]
+        for name in ("hidden", "position", "ids", "valid")
+        if (value := getattr(tokens, name)) is not None
+    }
+    return replace(tokens, **cut)
+
+
+def rows(tokens: Tokens, index: list[int]) -> Tokens:
+    """Some rows of a batch, in that order."""
+    found: dict[str, Any] = {"hidden": tokens.hidden[index]}
+    assert tokens.ids is not None
+    found["ids"] = tokens.ids[index]
+    if tokens.valid is not None:
+        found["valid"] = tokens.valid[index]
+    if tokens.position.shape[0] > 1:
+        found["position"] = tokens.position[index]
+    return replace(tokens, **found)
+
+
+# The steps as DESIGN defines them, computed here from nothing of the mechanism but its parameters.
+
+
+def rotary(shape: Geometry) -> Tensor:
+    """ω_b = 10000^(-2b/d)."""
+    dim = shape.head_dim
+    return torch.tensor([10000.0 ** (-2 * b / dim) for b in range(dim // 2)], dtype=torch.float64)
+
+
+def mixing(shape: Geometry) -> Tensor:
+    """σ_b from 1 down to √(2 ln 10 / window), evenly in the logarithm."""
+    smallest = math.sqrt(2 * math.log(10) / shape.mixing_window)
+    last = max(shape.head_dim // 2 - 1, 1)
+    scales = [smallest ** (b / last) for b in range(shape.head_dim // 2)]
+    return torch.tensor(scales, dtype=torch.float64)
+
+
+FREQUENCIES = {"rotary": rotary, "mixing": mixing}
+
+
+def _constant(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    batch, length = tokens.hidden.shape[:2]
+    omega = FREQUENCIES[options.frequencies](shape)
+    return omega.expand(batch, shape.kv_heads, length, -1)
+
+
+@functools.cache
+def _draw(*keys: int) -> float:
+    return float(normal(*keys))
+
+
+def _drawn(first: tuple[int, ...], keys: Tensor, shape: Geometry) -> Tensor:
+    scales = mixing(shape)
+    angle = [
+        [
+            [
+                [_draw(*first, shape.layer, head, block, int(key)) for block in range(len(scales))]
+                for key in row
+            ]
+            for head in range(shape.kv_heads)
+        ]
+        for row in keys
+    ]
+    return (
+        torch.tensor(angle, dtype=torch.float64).reshape(
+            keys.shape[0], shape.kv_heads, keys.shape[1], len(scales)
+        )
+        * scales
+    )
+
+
+def _by_id(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    assert tokens.ids is not None
+    return _drawn((shape.seed,), tokens.ids, shape)
+
+
+def _by_position(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    position = tokens.position.expand(tokens.hidden.shape[0], -1)
+    return _drawn((shape.seed, tokens.nonce), position, shape)
+
+
+def _by_weight(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    (weight,) = mechanism.parameters()
+    if options.source == "token":
+        assert tokens.ids is not None
+        data = nn.functional.one_hot(tokens.ids, VOCABULARY).double() @ weight.double()
+    else:
+        data = tokens.hidden.double() @ weight.double().T
+    omega = FREQUENCIES[options.frequencies](shape)
+    data = data.reshape(*data.shape[:2], shape.kv_heads, -1).transpose(1, 2)
+    return omega * (options.c + data)
+
+
+ANGLES: dict[str, Callable[[Mechanism, Any, Geometry, Tokens], Tensor]] = {
+    "rope": _constant,
+    "random": _by_id,
+    "random_iid": _by_position,
+    "learned": _by_weight,
+}
+
+
+def angles(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor | None:
+    """The angles of the definition [B, Hk, T, N] float64, zero at padding; None if not known."""
+    part = mechanisms.parse(name).transport
+    define = ANGLES.get(part.row.name)
+    if define is None:
+        return None
+    angle = define(layer.mechanism, part.options, shape, tokens)
+    return angle if tokens.valid is None else angle * tokens.valid[:, None, :, None]
+
+
+def steps(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor | None:
+    """M_t [B, Hk, T, d, d]: by definition, or for an unknown transport from its own frames."""
+    angle = angles(layer, name, shape, tokens)
+    if angle is not None:
+        return reference.rotation_steps(angle)
+    frame = layer.mechanism(tokens, {}).frame
+    if frame is None:
+        return None
+    batch, length = tokens.hidden.shape[:2]
+    one = torch.eye(shape.head_dim, dtype=torch.float64)
+    columns = [
+        frame.push(row.expand(batch, shape.kv_heads, length, -1).contiguous()) for row in one
+    ]
+    frames = torch.stack(columns, -1)
+    before = torch.cat((one.expand_as(frames[:, :, :1]), frames[:, :, :-1]), 2)
+    return frames @ before.transpose(-1, -2)
+
+
+def potential(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor | None:
+    """u [B or 1, H, T]: by definition for alibi, else from the control itself."""
+    control = mechanisms.parse(name).control
+    if control is None:
+        return None
+    if control.row.name != "alibi":
+        found = layer.mechanism(tokens, {}).potential
+        assert found is not None
+        return found.repeat_interleave(shape.heads // found.shape[1], 1)
+    slopes = reference.alibi_slopes(shape.heads)
+    return slopes[:, None] * tokens.position[:, None, :].double()
+
+
+def expected(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor:
+    """The layer's output by the definition, in float64 loops."""
+
+    def heads(projection: nn.Linear) -> Tensor:
+        out = tokens.hidden.double() @ projection.weight.double().T
+        return out.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
+
+    out = reference.attention(
+        heads(layer.q_proj),
+        heads(layer.k_proj),
+        heads(layer.v_proj),
+        steps=steps(layer, name, shape, tokens),
+        carry_values=mechanisms.parse(name).carried,
+        potential=potential(layer, name, shape, tokens),
+        valid=tokens.valid,
+    )
+    return out.transpose(1, 2).flatten(-2) @ layer.o_proj.weight.double().T
