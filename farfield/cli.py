@@ -282,13 +282,24 @@ def report(
         Path | None,
         typer.Option(help="Draw the ratio curves into this .png or .svg file instead."),
     ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Write a study's page anew from its files, or draw one picture of its curves."""
+    """Write a study's page anew from its files, or draw one picture of its curves.
+
+    --json prints the verdicts as well, one sentence each.
+    """
     with _mistakes():
-        from farfield.report import curves_picture, write
+        from farfield.evaluation.rows import read_rows
+        from farfield.report import curves_picture, verdicts, write
 
         made = write(folder) if picture is None else curves_picture(folder, picture)
-    out.print(str(made), highlight=False, soft_wrap=True)
+        rows = read_rows(folder / "results.jsonl") if as_json else []
+    if as_json:
+        keys = ("claim", "status", "title", "sentence")
+        found = [{key: getattr(one, key) for key in keys} for one in verdicts(rows)]
+        _print_json({"out": str(made), "verdicts": found})
+    else:
+        out.print(str(made), highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example:  farfield bench laptop --rounds 20")

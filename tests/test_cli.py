@@ -226,3 +226,38 @@ def test_a_command_without_a_terminal_is_quiet() -> None:
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_report_tells_programs_its_verdicts_and_draws_a_picture(
+    trained: tuple[Path, Path], tmp_path: Path
+) -> None:
+    study = tmp_path / "study"
+    study.mkdir()
+    (study / "results.jsonl").write_text((trained[1] / "results.jsonl").read_text())
+    done = runner.invoke(app, ["report", str(study), "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    assert Path(told["out"]).read_text().startswith("<!")
+    assert [one["claim"] for one in told["verdicts"]] == ["C1", "C2", "C3", "C4", "C5", "C6"]
+    assert {one["status"] for one in told["verdicts"]} == {"not tested"}
+    picture = tmp_path / "curves.png"
+    done = runner.invoke(app, ["report", str(study), "--picture", str(picture)])
+    assert done.exit_code == 0, done.output
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert ".png or .svg" in mistake(
+        "report", str(study), "--picture", str(tmp_path / "curves.txt")
+    )
+
+
+def test_bench_pairs_every_mechanism_with_rope(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    recipe = tmp_path / "small.toml"
+    recipe.write_text(SMALL.format(text=trained[0]))
+    settings = ["--set", 'mechanisms=["random_iid+v", "alibi"]']
+    done = runner.invoke(app, ["bench", str(recipe), "--rounds", "4", "--json", *settings])
+    assert done.exit_code == 0, done.output
+    rows = json.loads(done.stdout)
+    assert [row["mechanism"] for row in rows] == ["rope", "random_iid+v", "alibi"]
+    assert rows[0]["ratio"] == rows[0]["low"] == rows[0]["high"] == 1.0
+    assert all(row["low"] <= row["ratio"] <= row["high"] for row in rows)
+    assert all(row["seconds"] > 0 and row["rounds"] == 4 for row in rows)
+    assert "at least 3" in mistake("bench", str(recipe), "--rounds", "2")

@@ -68,6 +68,7 @@ class Measure:
     high: float | None
     unit: Unit
     basis: str
+    few: bool = False
 
     @property
     def text(self) -> str:
@@ -283,12 +284,15 @@ def _named(test: Test, chosen: str) -> Test:
 
 def _judge(test: Test, ladders: Ladders) -> Part:
     lacking = ladders.missing(test.terms)
+    # What stands beside a verdict is of the verdict's own seeds, so that the numbers agree.
+    estimate = None if lacking else ladders.estimate(test.terms)
+    seeds = None if estimate is None else estimate.seeds
     beside = tuple(
-        _measure(label, ladders.estimate(terms), "×")
+        _measure(label, ladders.estimate(terms, seeds=seeds), "×")
         for label, terms in test.beside
         if not ladders.missing(terms)
     )
-    if lacking:
+    if estimate is None:
         why = listed(lacking)
         return Part(
             test.statement,
@@ -301,7 +305,6 @@ def _judge(test: Test, ladders: Ladders) -> Part:
             why=why,
             needed=f"Needed: {_remedy(test, ladders)}.",
         )
-    estimate = ladders.estimate(test.terms)
     if test.share is not None:
         beside += _share(test.share, ladders)
     decisive = _measure(test.label, estimate, test.unit)
@@ -332,7 +335,7 @@ def _measure(label: str, estimate: Estimate, unit: Unit) -> Measure:
         value, low, high = (None if end is None else math.exp(end) for end in ends)
     else:
         value, low, high = ends
-    return Measure(label, value, low, high, unit, estimate.basis)
+    return Measure(label, value, low, high, unit, estimate.basis, estimate.few)
 
 
 def _decide(test: Test, estimate: Estimate) -> tuple[Status, str, str]:

@@ -265,6 +265,11 @@ def _short(value: int) -> str:
     return f"{value // 1000}k" if value >= 1000 else str(value)
 
 
+# Less than this (nats per token, a hundredth of the perplexity) is neither gain nor harm, however
+# narrow its interval. For the panels' words alone: no claim rests on it.
+FAR_CONTEXT_MARGIN = 0.01
+
+
 def far_context(gain: Estimate | None) -> tuple[str, str]:
     """What context beyond L₀ is worth, as a word and in a sentence.
 
@@ -278,9 +283,10 @@ def far_context(gain: Estimate | None) -> tuple[str, str]:
     if gain.low is None or gain.high is None:
         return "unclear", f"{size}: {gain.basis}, too few for an interval"
     size = f"gain {nats(gain.value)} nats/token [{nats(gain.low)}, {nats(gain.high)}]"
-    if gain.low > 0:
+    if gain.low > 0 and gain.value > FAR_CONTEXT_MARGIN:
         return "uses it", size
-    return ("harmed by it", size) if gain.high < 0 else ("survives", size)
+    harmed = gain.high < 0 and gain.value < -FAR_CONTEXT_MARGIN
+    return ("harmed by it", size) if harmed else ("survives", size)
 
 
 def training_figures(runs: Sequence[Run], inks: Mapping[str, Ink]) -> dict[str, Figure]:

@@ -110,6 +110,7 @@ def _content(study: Study) -> dict[str, Any]:
         "drawn": _drawn(study, drawn_figures),
         "figures": drawn_figures,
         "longest": longest,
+        "margin": f"{figures.FAR_CONTEXT_MARGIN:g}",
         "ratios": tables.ratio_table(ladders),
         "costs": tables.cost_table(study, ladders),
         "policy": tables.policy_facts(ladders),

@@ -26,6 +26,8 @@ from farfield.report.wording import counted, listed, multiple
 # Below this many windows × seeds the ends of a bootstrap interval are the extremes of the sample
 # and cover far less than they say; such an interval decides nothing.
 FEWEST_UNITS = 4
+# Below this many windows the interval is too narrow to be taken at its word: its reader is told.
+FEW_WINDOWS = 10
 MOST_UNITS = 128
 
 
@@ -58,6 +60,10 @@ class Estimate:
         return len(self.seeds) * self.windows
 
     @property
+    def few(self) -> bool:
+        return self.windows < FEW_WINDOWS
+
+    @property
     def basis(self) -> str:
         """What the interval was made from, in words."""
         return f"{counted(len(self.seeds), 'seed')} × {counted(self.windows, 'window')}"
@@ -78,7 +84,7 @@ class Ladders:
     def __init__(self, rows: Sequence[ResultRow]) -> None:
         self._rows: dict[tuple[str, str, int], dict[int, ResultRow]] = {}
         # The page asks for the same sums in its verdicts, figures and tables.
-        self._estimates: dict[tuple[tuple[Term, ...], str], Estimate] = {}
+        self._estimates: dict[tuple[Any, ...], Estimate] = {}
         self.train_length = int(rows[0]["train_length"]) if rows else 0
         self.level = LEVEL
         for row in rows:
@@ -117,17 +123,22 @@ class Ladders:
             absent.append(f"no seed in common of {listed(names)}")
         return absent
 
-    def estimate(self, terms: Iterable[Term], protocol: str = "windows") -> Estimate:
-        """The weighted sum over the seeds that all its terms share, with its interval.
+    def estimate(
+        self,
+        terms: Iterable[Term],
+        protocol: str = "windows",
+        seeds: tuple[int, ...] | None = None,
+    ) -> Estimate:
+        """The weighted sum with its interval, over the seeds given, or all that its terms share.
 
         Raises: KeyError when `missing` says that something is; ValueError when the windows of
         two rows don't cover the same targets.
         """
         terms = tuple(terms)
-        key = (terms, protocol)
+        key = (terms, protocol, seeds)
         if key not in self._estimates:
             self._estimates[key] = self._made(
-                terms, lambda totals: _weighted(terms, totals), protocol
+                terms, lambda totals: _weighted(terms, totals), protocol, seeds
             )
         return self._estimates[key]
 
@@ -170,12 +181,16 @@ class Ladders:
         return _bootstrapped(seeds, rows, lambda totals: totals[0] - totals[1], self.level)
 
     def _made(
-        self, terms: tuple[Term, ...], combine: Callable[[Sequence[Any]], Any], protocol: str
+        self,
+        terms: tuple[Term, ...],
+        combine: Callable[[Sequence[Any]], Any],
+        protocol: str,
+        seeds: tuple[int, ...] | None = None,
     ) -> Estimate:
         lacking = self.missing(terms, protocol)
         if lacking:
             raise KeyError("; ".join(lacking))
-        seeds = self._seeds(terms, protocol)
+        seeds = self._seeds(terms, protocol) if seeds is None else seeds
         rows = [
             [self.rows(t.mechanism, t.multiple * self.train_length, protocol)[seed] for t in terms]
             for seed in seeds

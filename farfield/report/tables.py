@@ -14,6 +14,7 @@ from farfield.report.published import MULTIPLES, published
 from farfield.report.wording import (
     MISSING,
     count,
+    counted,
     duration,
     integer,
     interval,
@@ -186,7 +187,7 @@ def policy_facts(ladders: Ladders) -> list[tuple[str, str]]:
 
 def _joined(values: Any) -> str:
     distinct = sorted(set(values), key=str)
-    return ", ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in distinct)
+    return " or ".join(f"{v:,}" if isinstance(v, int) else str(v) for v in distinct)
 
 
 def left_out(study: Study) -> list[str]:
@@ -195,11 +196,13 @@ def left_out(study: Study) -> list[str]:
     for run in study.runs:
         for gap in run.facts.get("left_out") or ():
             said.append(f"length {int(gap['length']):,} under {gap['protocol']}: {gap['reason']}")
-    for run in study.runs:
-        if run.status == "failed":
-            said.append(f"{run.name}: the run failed: {run.error or 'no error line was kept'}")
-        elif run.status != "finished":
-            said.append(f"{run.name}: {run.status}")
+    for run in study.with_status("failed"):
+        said.append(f"{run.name}: the run failed: {run.error or 'no error line was kept'}")
+    waiting = (
+        len(study.runs) - len(study.with_status("finished")) - len(study.with_status("failed"))
+    )
+    if waiting:
+        said.append(f"{counted(waiting, 'run')} not finished yet, named at the top of this page")
     return list(dict.fromkeys(said))
 
 
@@ -211,7 +214,7 @@ def flattened(facts: Mapping[str, Any], before: str = "") -> list[tuple[str, str
         if isinstance(value, Mapping):
             lines += flattened(value, f"{name}.")
         elif isinstance(value, list):
-            lines.append((name, ", ".join(map(str, value))))
+            lines.append((name, ", ".join(map(str, value)) or MISSING))
         else:
             lines.append((name, MISSING if value is None else str(value)))
     return lines

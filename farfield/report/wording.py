@@ -18,7 +18,9 @@ def number(value: float | None, digits: int = 3) -> str:
         return "0"
     if abs(value) >= 1e6:
         return f"{value:.{digits - 1}e}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    # Rounded first: 9.996 to three digits is 10.0, not 10.00.
+    rounded = abs(float(f"{value:.{digits - 1}e}"))
+    decimals = max(0, digits - 1 - math.floor(math.log10(rounded)))
     return f"{value:,.{min(decimals, 6)}f}".replace("-", "−")
 
 

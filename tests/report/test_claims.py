@@ -202,6 +202,28 @@ def test_mechanisms_are_paired_over_the_seeds_they_share() -> None:
     assert "no seed in common of random+v and random" in verdict("C4", rows).sentence
 
 
+def test_numbers_beside_a_verdict_are_of_its_own_seeds() -> None:
+    """A seed that only one of the pair has would make the two ratios contradict their quotient."""
+    rows = rows_of(HOLDING, seeds=(0,))
+    other = changed(learned_v={128: (math.log(9), 0.02)})
+    rows += [r for r in rows_of(other, seeds=(1,)) if r["mechanism"] == "learned+v"]
+    part = verdict("C4", rows).parts[1]
+    plain, carried = (measure.value for measure in part.beside)
+    assert part.decisive is not None
+    assert plain is not None
+    assert carried is not None
+    assert carried / plain == pytest.approx(part.decisive.value, rel=1e-9)
+    assert {measure.basis for measure in part.beside} == {part.decisive.basis}
+
+
+def test_few_windows_are_flagged() -> None:
+    few = verdict("C5", rows_of(HOLDING, windows=8)).parts[0].decisive
+    many = verdict("C5", rows_of(HOLDING, windows=12)).parts[0].decisive
+    assert few is not None
+    assert many is not None
+    assert (few.few, many.few) == (True, False)
+
+
 def test_what_two_mechanisms_share_cancels() -> None:
     """Windows that are hard for both say nothing against a gain: the interval is the pair's."""
     noisy = changed(random={128: (math.log(2.2), 0.8)}, random_v={128: (math.log(1.7), 0.8)})

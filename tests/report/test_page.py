@@ -21,6 +21,7 @@ from farfield.report.folder import Run
 from farfield.report.palette import inks
 from farfield.report.picture import spread
 from farfield.report.pooling import Estimate, Ladders
+from farfield.report.wording import number
 
 SMALL = Plan(
     mechanisms={"rope": (4.3, 5.0), "alibi": (4.6, 0.97)}, seeds=(0,), multiples=(1, 2, 4, 16)
@@ -100,6 +101,8 @@ def test_a_partial_study_names_what_is_not_finished(study_folder: Build) -> None
     for status, who in (("pending", "learned"), ("interrupted", "learned+v")):
         assert f"<strong>{status}</strong>: {who}, seed 0" in html
     assert "--resume" in html
+    assert "Provisional:</strong> 4 of 8 runs" in html
+    assert "3 runs not finished yet" in html
     assert 'data-status="not tested"' in html
 
 
@@ -223,6 +226,8 @@ def test_runs_follow_the_recipe_and_the_error_is_its_last_line(study_folder: Bui
         (Estimate(0.02, None, None, (0,), 1), "unclear"),
         (Estimate(0.02, 0.01, 0.03, (0,), 8), "uses it"),
         (Estimate(0.0, -0.01, 0.01, (0,), 8), "survives"),
+        (Estimate(-0.001, -0.0012, -0.0008, (0,), 8), "survives"),
+        (Estimate(0.009, 0.008, 0.0095, (0,), 8), "survives"),
         (Estimate(-0.5, -0.6, -0.4, (0,), 8), "harmed by it"),
     ],
 )
@@ -248,6 +253,13 @@ def test_the_picture_is_drawn_from_the_files(study_folder: Build, suffix: str) -
     if suffix == "svg":
         first = out.read_bytes()
         assert report.curves_picture(path, out).read_bytes() == first
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(9.996, "10.0"), (9.994, "9.99"), (0.09999, "0.100"), (1234.5, "1,234")]
+)
+def test_numbers_are_rounded_before_they_are_sized(value: float, said: str) -> None:
+    assert number(value) == said
 
 
 def test_the_picture_says_what_it_can_not_draw(study_folder: Build) -> None:

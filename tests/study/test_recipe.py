@@ -45,7 +45,7 @@ def test_packaged_recipes_are_those_of_the_study() -> None:
         ("mechanisms=rope", "mechanisms: got 'rope' (string), expected an array"),
         ("training=3", "training: got 3 (integer), expected"),
         ("training.dtype=float16", "got 'float16' (string), expected 'float32' or 'bfloat16'"),
-        ("training.accumulation=5", "accumulation 5 does not divide batch 32"),
+        ("training.accumulation=7", "accumulation 7 does not divide batch"),
         ("model.heads=3", "heads 3 does not divide width 128; expected a divisor of it, such as 2"),
         ("model.kv_heads=3", "kv_heads 3 does not divide heads 4; expected a divisor of it"),
         ("model.head_dim=7", "head dimension 7 is odd; expected an even one"),

@@ -22,6 +22,9 @@ from farfield.study.launch import Display, Outcome, study
 from farfield.study.recipe import Recipe
 from farfield.study.run import Run, grid
 
+# Jobs are processes that import all of torch: on a busy machine that alone takes a minute.
+pytestmark = pytest.mark.timeout(900)
+
 
 class Heard(Display):
     def __init__(self) -> None:
