@@ -248,4 +248,5 @@ def _pooled(row: ResultRow, span: int) -> Any:
 
 
 def _weighted(terms: Sequence[Term], means: Sequence[Any]) -> Any:
+    """The same terms, each weight times a factor."""
     return sum(term.weight * mean for term, mean in zip(terms, means, strict=True))

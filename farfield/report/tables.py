@@ -38,6 +38,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class TableRow:
+    """One mechanism's cells."""
+
     mechanism: str
     cells: tuple[Cell, ...]
 

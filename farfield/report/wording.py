@@ -44,6 +44,7 @@ def nats(value: float | None) -> str:
 
 
 def integer(value: float | None) -> str:
+    """A whole number with its thousands apart."""
     return MISSING if value is None else f"{round(value):,}"
 
 
@@ -61,6 +62,7 @@ def count(value: float | None) -> str:
 
 
 def memory(value: float | None) -> str:
+    """Bytes in the largest binary unit that fits."""
     return scaled(value, ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B")))
 
 
@@ -86,6 +88,7 @@ def listed(items: Sequence[str], last: str = "and") -> str:
 
 
 def counted(value: int, noun: str) -> str:
+    """A count with its noun: 1 seed, 3 seeds."""
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
