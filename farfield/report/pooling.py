@@ -75,6 +75,7 @@ def log_ratio(mechanism: str, multiple: int) -> tuple[Term, Term]:
 
 
 def scaled(weight: float, terms: Iterable[Term]) -> tuple[Term, ...]:
+    """The same terms, each weight times a factor."""
     return tuple(Term(weight * term.weight, term.mechanism, term.multiple) for term in terms)
 
 
@@ -248,5 +249,4 @@ def _pooled(row: ResultRow, span: int) -> Any:
 
 
 def _weighted(terms: Sequence[Term], means: Sequence[Any]) -> Any:
-    """The same terms, each weight times a factor."""
     return sum(term.weight * mean for term, mean in zip(terms, means, strict=True))
