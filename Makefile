@@ -29,6 +29,9 @@ test: $(READY)  ## all tests but those that need a browser
 browser: $(READY)  ## the page in a real headless Chromium
 	FARFIELD_REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m browser
 
+bench: $(READY)  ## what each mechanism costs, against rope, on this machine
+	$(BIN)/farfield bench laptop
+
 lint: $(READY)  ## linter, formatter and type checker
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

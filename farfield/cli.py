@@ -6,7 +6,6 @@ A caller's mistake ends with one line and status 2; anything else that fails end
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -40,26 +39,32 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def main() -> None:
-    """Entry point: runs the command, and turns a caller's mistake into one line and status 2."""
-    try:
-        app()
-    except KeyboardInterrupt:
-        err.print("interrupted")
-        sys.exit(130)
+    """Entry point of the `farfield` command."""
+    app()
 
 
 @app.callback(invoke_without_command=True)
 def _options(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    modules: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a module that registers mechanisms of your own, here and in every job.",
+        ),
+    ] = None,
 ) -> None:
     if version:
         from importlib.metadata import version as installed
 
         print(f"farfield {installed('farfield')}")
         raise typer.Exit
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+    if modules:
+        with _mistakes():
+            from farfield.study.modules import import_modules
+
+            import_modules(modules)
 
 
 @app.command(
@@ -114,7 +119,7 @@ def study(
     for problem in outcome.problems:
         _tell(problem)
     if outcome.interrupted:
-        _tell(f"interrupted; continue with: {command_to_resume(recipe, where)}")
+        _tell(f"interrupted; continue with: {command_to_resume(where)}")
     if outcome.report is not None:
         out.print(str(outcome.report), highlight=False, soft_wrap=True)
     raise typer.Exit(outcome.exit_status)
@@ -156,6 +161,7 @@ def train(
     if record["status"] == "failed":
         _tell(f"failed: {record['error']}")
         raise typer.Exit(1)
+    _tell_left_out(record["left_out"] or [])
     out.print(str(run.folder), highlight=False, soft_wrap=True)
 
 
@@ -227,8 +233,7 @@ def ladder(
                 model, data, out=file, settings=settings, train_length=train_length,
                 split=split, dtype=dtype, device=device, progress=progress,
             )  # fmt: skip
-    for left in result.left_out:
-        _tell(f"left out: {left['length']} ({left['protocol']}): {left['reason']}")
+    _tell_left_out(result.left_out)
     keys = ("protocol", "length", "tokens", "ppl", "ratio", "ratio_low", "ratio_high")
     rows = [{key: row[key] for key in keys} for row in result.rows]
     if as_json:
@@ -318,7 +323,8 @@ def bench(
         from farfield.study.display import Work
 
         resolved = recipes.load(recipe, settings or ()).canonical()
-        corpus = load_corpus(resolved.data.source, resolved.data.tokenizer)
+        data = resolved.data
+        corpus = load_corpus(data.source, data.tokenizer, max_tokens=data.max_tokens)
         with Work(err, "bench") as progress:
             rows = benchmark.iterations(resolved, corpus, rounds, threads, progress)
     if as_json:
@@ -407,6 +413,11 @@ def _mistakes() -> Iterator[None]:
 def _fail(line: str) -> NoReturn:
     _tell(f"farfield: {line}")
     raise typer.Exit(2)
+
+
+def _tell_left_out(left_out: list[dict[str, Any]]) -> None:
+    for left in left_out:
+        _tell(f"left out: {left['length']} ({left['protocol']}): {left['reason']}")
 
 
 def _tell(line: str) -> None:

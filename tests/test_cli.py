@@ -138,7 +138,7 @@ def test_study_says_how_it_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     outcome.interrupted = True
     done = runner.invoke(app, ["study", "smoke", "--out", "my study"])
     assert done.exit_code == 130
-    assert "farfield study smoke --out 'my study' --resume" in done.stderr
+    assert "farfield study 'my study/recipe.toml' --out 'my study' --resume" in done.stderr
 
 
 def test_a_trained_run_is_not_trained_again(trained: tuple[Path, Path]) -> None:

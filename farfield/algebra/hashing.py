@@ -36,7 +36,7 @@ def _mix(word: Tensor) -> Tensor:
 
 
 def hash64(*keys: Key) -> Tensor:
-    """64 well-mixed bits of the keys, in order: h ← mix(h + γ + mix(key)).
+    """64 well-mixed bits of the keys, in order: h ← mix(h + γ + mix(key + γ)).
 
     Shapes: the keys are Python integers or int64 tensors that broadcast; the result has their
     common shape (int64). Source: Steele, Lea and Flood, "Fast splittable pseudorandom number

@@ -89,7 +89,7 @@ class RotationFrame:
         Shapes: angle [..., T, N] float; base int64 [..., 1, N] or None for the root frame;
         constant int64, broadcast against angle, or None.
         Units: radians. Raises: TypeError for integer angles. A non-finite angle makes every cosine
-        and sine of its sequence not-a-number, so that it is noticed.
+        and sine of its sequence in this call not-a-number, so that it is noticed.
         """
         if not angle.is_floating_point():
             raise TypeError(f"angles are {angle.dtype}; expected a floating type in radians")

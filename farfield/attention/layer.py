@@ -50,7 +50,8 @@ class Attention(nn.Module):
         )
         carry = self.mechanism(tokens, state.mechanism if state is not None else {})
         if carry.frame is not None:
-            q, k = self._per_group(carry.frame, q, "pull"), carry.frame.pull(k)
+            q = self._ungrouped(self._per_head(carry.frame).pull(self._grouped(q)))
+            k = carry.frame.pull(k)
         if carry.value_frame is not None:
             v = carry.value_frame.pull(v)
         potential = carry.potential
@@ -58,12 +59,17 @@ class Attention(nn.Module):
             k, v, potential = state.extend(k, v, potential, carry.state)
         out = sdpa.attend(q, k, v, potential=potential, valid=valid)
         if carry.value_frame is not None:
-            out = self._per_group(carry.value_frame, out, "push")
+            out = self._ungrouped(self._per_head(carry.value_frame).push(self._grouped(out)))
         return self.o_proj(out.transpose(1, 2).flatten(-2))
 
-    def _per_group(self, frame: Frame, x: Tensor, direction: str) -> Tensor:
-        """Pull or push query heads [B, H, T, d] by the frames of the key head each one reads."""
-        if self.groups == 1:
-            return getattr(frame, direction)(x)
-        grouped = x.unflatten(1, (-1, self.groups))
-        return getattr(frame.grouped(), direction)(grouped).flatten(1, 2)
+    # Query heads [B, H, T, d] are moved by the frames of the key head each one reads: with groups
+    # of them apart, [B, Hk, H/Hk, T, d], the frames of Hk heads broadcast over each group.
+
+    def _per_head(self, frame: Frame) -> Frame:
+        return frame if self.groups == 1 else frame.grouped()
+
+    def _grouped(self, x: Tensor) -> Tensor:
+        return x if self.groups == 1 else x.unflatten(1, (-1, self.groups))
+
+    def _ungrouped(self, x: Tensor) -> Tensor:
+        return x if self.groups == 1 else x.flatten(1, 2)

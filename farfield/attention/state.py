@@ -27,12 +27,15 @@ class DecodingState:
     """
 
     def __init__(self) -> None:
+        self.recording = False
+        self._forget()
+
+    def _forget(self) -> None:
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         self.potential: Tensor | None = None
         self.valid: Tensor | None = None
         self.trail: dict[str, Tensor] = {}
-        self.recording = False
 
     @property
     def length(self) -> int:
@@ -67,9 +70,7 @@ class DecodingState:
         if count > self.length:
             raise ValueError(f"cannot crop {count} tokens: only {self.length} are cached")
         if count == self.length:
-            recording = self.recording
-            self.__init__()  # type: ignore[misc]
-            self.recording = recording
+            self._forget()
             return
         if any(rows.shape[-2] <= count for rows in self.trail.values()):
             raise ValueError(

@@ -217,7 +217,7 @@ def _drawn(study: Study, drawn: Mapping[str, Any]) -> list[str]:
 
 
 def _commands(study: Study) -> list[str]:
-    folder = study.folder.name or "."
+    folder = (study.folder if study.folder.name else study.folder.resolve()).as_posix()
     here = shlex.quote(folder)
     said = [f"farfield study {here}/recipe.toml --out {shlex.quote(folder + '-again')}"]
     if study.with_status("finished") != list(study.runs):

@@ -15,6 +15,7 @@ import numpy as np
 from farfield.study.job import build
 from farfield.study.recipe import Recipe
 from farfield.training.blocks import TrainingBlocks, collate
+from farfield.training.loop import parameter_groups
 
 if TYPE_CHECKING:
     from farfield.data import Corpus
@@ -33,7 +34,8 @@ def iterations(
 ) -> list[dict[str, Any]]:
     """Time of one training iteration of each mechanism of the recipe over that of `rope`.
 
-    An iteration is forward, backward, clipping and AdamW on one batch of the recipe's shape.
+    An iteration is forward, backward, clipping and AdamW as the recipe has them, on one part of a
+    batch where it accumulates several.
 
     Units: `seconds` is the median over rounds; `ratio` the median of the paired ratios, with its
     `low` and `high` (percentile bootstrap). Raises: ValueError for fewer than 3 rounds.
@@ -66,14 +68,22 @@ def _iteration(recipe: Recipe, corpus: Corpus, mechanism: str) -> Callable[[], f
 
     settings = recipe.training
     model = build(recipe, corpus, mechanism, recipe.seeds[0]).train()
-    optimizer = torch.optim.AdamW(model.parameters(), settings.learning_rate, fused=True)
-    blocks = TrainingBlocks(corpus.train, settings.length, settings.batch, recipe.seeds[0])
-    batch = collate([blocks[i] for i in range(settings.batch)])
+    if settings.gradient_checkpointing:
+        model.activation_checkpointing_enable()
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model, settings), betas=(0.9, settings.beta2), eps=1e-8
+    )
+    part = settings.batch // settings.accumulation
+    blocks = TrainingBlocks(corpus.train, settings.length, part, recipe.seeds[0])
+    batch = collate([blocks[i] for i in range(part)])
+    half = settings.dtype == "bfloat16"
     nonce = {"nonce": 1} if model.needs_nonce else {}
 
     def step() -> float:
         start = time.perf_counter()
-        model(**batch, use_cache=False, **nonce).loss.backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss = model(**batch, use_cache=False, **nonce).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip)
         optimizer.step()
         optimizer.zero_grad()

@@ -12,8 +12,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from farfield.data import Corpus
 from farfield.study import files
 from farfield.study import recipe as recipes
+from farfield.study.modules import imported
 from farfield.study.recipe import Recipe
 from farfield.study.run import POSITIONS, RESULTS, Run
 
@@ -65,10 +67,26 @@ def held(out: Path) -> Iterator[None]:
         yield
 
 
-def describe(out: Path, recipe: Recipe, jobs: int) -> None:
-    """Write `recipe.toml`, resolved, and `environment.json`."""
+def refuse_other_text(out: Path, corpus: Corpus) -> None:
+    """Nothing when what `out` holds was made from this text, tokenizer and split.
+
+    Raises: ValueError when the text behind the same name has changed since: verdicts pair runs
+    window by window, which means something only on one text.
+    """
+    held = (files.read_json(out / ENVIRONMENT) or {}).get("text") or {}
+    if held.get("fingerprint") not in (None, corpus.fingerprint):
+        raise ValueError(
+            f"the text has changed since the runs in {out} were made (fingerprint "
+            f"{held['fingerprint'][:12]} there, {corpus.fingerprint[:12]} now); "
+            "expected the same text, or another --out"
+        )
+
+
+def describe(out: Path, recipe: Recipe, jobs: int, corpus: Corpus) -> None:
+    """Write `recipe.toml`, resolved, and `environment.json`, which names the text as well."""
+    text = {"fingerprint": corpus.fingerprint, "policy": corpus.policy}
     files.write_text(out / RECIPE, recipes.dump(recipe))
-    files.write_json(out / ENVIRONMENT, environment(jobs))
+    files.write_json(out / ENVIRONMENT, {**environment(jobs), "text": text})
 
 
 def environment(jobs: int) -> dict[str, Any]:
@@ -87,6 +105,7 @@ def environment(jobs: int) -> dict[str, Any]:
         "gpus": gpus,
         "jobs": jobs,
         "threads_per_job": 1,
+        "modules": imported(),
     }
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from farfield.study import recipe as recipes
+from farfield.study.modules import import_modules, imported
 from farfield.study.recipe import Recipe
 from farfield.study.run import MODEL, POSITIONS, RESULTS, Record, Run
 from farfield.training import CHECKPOINTS, NonFiniteLoss, Progress, train
@@ -42,6 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--recipe", type=Path, required=True)
     given = parser.parse_args(arguments)
     quiet_libraries()
+    import_modules(imported())
     recipe = recipes.load(str(given.recipe))
     facts = Run("", 0, given.folder).record
     run = Run(facts["mechanism"], facts["seed"], given.folder)

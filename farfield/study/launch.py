@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from farfield.data import Corpus
 from farfield.study import files, folder
+from farfield.study.modules import imported
 from farfield.study.recipe import Recipe
 from farfield.study.run import LOG, RECORD, Run, grid, order_of_start
 
@@ -84,11 +86,12 @@ def study(
         raise ValueError(f"--jobs {jobs}: expected 1 or more")
     runs = grid(recipe, out)
     folder.refuse_another(out, recipe)
-    weights = check(recipe, display)
+    corpus, weights = check(recipe, display)
+    folder.refuse_other_text(out, corpus)
     with folder.held(out):
         due = _due(runs, resume, display, out)
         _room(out, [weights[run.mechanism] for run in due])
-        folder.describe(out, recipe, jobs)
+        folder.describe(out, recipe, jobs, corpus)
         for run in due:
             run.prepare(resume)
         outcome = Outcome(runs, None)
@@ -104,10 +107,10 @@ def study(
     return outcome
 
 
-def check(recipe: Recipe, display: Display) -> dict[str, int]:
+def check(recipe: Recipe, display: Display) -> tuple[Corpus, dict[str, int]]:
     """All that is cheap to know before training; tokenises the text once for all jobs.
 
-    Returns the number of parameters of each mechanism's model.
+    Returns the text, and the number of parameters of each mechanism's model.
     Raises: ValueError or OSError for a model, text or ladder that can't work.
     """
     from farfield.data import load_corpus
@@ -129,7 +132,7 @@ def check(recipe: Recipe, display: Display) -> dict[str, int]:
         reasons.setdefault(left.reason, []).append(f"{left.length} ({left.protocol})")
     for reason, which in reasons.items():
         display.say(f"left out of the ladder: {', '.join(which)}: {reason}")
-    return parameters
+    return corpus, parameters
 
 
 def default_jobs() -> int:
@@ -284,11 +287,11 @@ def _deaf() -> Iterator[None]:
 
 def _publish(out: Path, outcome: Outcome, display: Display) -> None:
     """Gather the rows and write the page; a page that can't be written is said at the end."""
-    folder.gather(out, outcome.runs)
     outcome.problems = []
     try:
         from farfield import report
 
+        folder.gather(out, outcome.runs)
         outcome.report = report.write(out)
     except Exception as error:
         text = " ".join(str(error).split())
@@ -339,6 +342,8 @@ def _done(record: dict[str, Any], ladder: float) -> float:
     return (1 - ladder) * trained + ladder * float(record.get("ladder_share") or 0.0)
 
 
-def command_to_resume(recipe_name: str, out: Path) -> str:
-    """The command that continues an interrupted study."""
-    return shlex.join(["farfield", "study", recipe_name, "--out", str(out), "--resume"])
+def command_to_resume(out: Path) -> str:
+    """The command that continues an interrupted study, whatever options it was started with."""
+    recipe = str(out / folder.RECIPE)
+    modules = [word for name in imported() for word in ("--import", name)]
+    return shlex.join(["farfield", *modules, "study", recipe, "--out", str(out), "--resume"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from farfield.study import files, folder, job
+from farfield.study import folder, job
 from farfield.study import recipe as recipes
 from farfield.study.job import Stop, Watcher
 from farfield.study.launch import Display, check
@@ -32,7 +32,8 @@ def train_one(
     planned = grid(recipe, Path())[0]
     run = Run(planned.mechanism, seed, out or Path("runs") / planned.name)
     folder.refuse_another(run.folder, recipe)
-    check(recipe, Display())
+    corpus, _ = check(recipe, Display())
+    folder.refuse_other_text(run.folder, corpus)
     with folder.held(run.folder):
         if run.status == "finished":
             raise ValueError(f"{run.folder} holds this run, finished; choose another --out")
@@ -41,7 +42,7 @@ def train_one(
                 f"{run.folder} holds this run, {run.begun}; add --resume to continue it, "
                 "or choose another --out"
             )
-        files.write_text(run.folder / folder.RECIPE, recipes.dump(recipe))
+        folder.describe(run.folder, recipe, 1, corpus)
         run.prepare(resume)
         job.quiet_libraries()
         stop = Stop()

@@ -99,10 +99,12 @@ def validation_loss(model: Any, stream: Stream, settings: TrainingSettings) -> f
     device = next(model.parameters()).device
     training, total = model.training, 0.0
     model.eval()
-    with torch.no_grad(), torch.random.fork_rng():
-        for first in range(0, count, step):
-            blocks = [stream.block(s, length + 1) for s in starts[first : first + step]]
-            ids = torch.from_numpy(np.stack(blocks)).to(device)
-            total += float(model(input_ids=ids, labels=ids).loss) * len(blocks)
-    model.train(training)
+    try:
+        with torch.no_grad(), torch.random.fork_rng():
+            for first in range(0, count, step):
+                blocks = [stream.block(s, length + 1) for s in starts[first : first + step]]
+                ids = torch.from_numpy(np.stack(blocks)).to(device)
+                total += float(model(input_ids=ids, labels=ids).loss) * len(blocks)
+    finally:
+        model.train(training)
     return total / count

@@ -59,13 +59,14 @@ def test_the_page_says_who_holds_with_the_rows_numbers(study_folder: Build) -> N
 
 
 def test_every_section_of_a_whole_study_is_filled(study_folder: Build) -> None:
-    html = without_plotly(page_of(study_folder(Plan(seeds=(0, 1)))))
+    folder = study_folder(Plan(seeds=(0, 1)))
+    html = without_plotly(page_of(folder))
     assert 'class="empty"' not in html
     assert html.count('class="card"') == 6
     assert html.count("<tr data-row=") == 2 * len(MECHANISMS)
     for words in ("16 of 16 finished", "16 layers × 768", "7.49", "Recipe, as resolved", "torch"):
         assert words in html
-    assert "farfield study study/recipe.toml --out study-again" in html
+    assert f"farfield study {folder}/recipe.toml --out {folder}-again" in html
 
 
 def test_figures_hold_a_line_a_band_and_the_seeds_of_each_mechanism(study_folder: Build) -> None:

@@ -90,14 +90,19 @@ def _block(
             q, k, v, attn_mask=seen, enable_gqa=grouped, scale=scale
         )
     if stop - start == 1 or q.shape[1] * (stop - start) * stop <= _BIAS_ELEMENTS:
-        bias = (potential[..., None, :stop] - potential[..., start:stop, None]).to(q.dtype)
-        bias = bias.masked_fill(~seen, float("-inf"))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
+        bias = potential[..., None, :stop] - potential[..., start:stop, None]
+        exact = torch.promote_types(q.dtype, torch.float32)
+        bias = bias.to(exact).masked_fill(~seen, float("-inf"))
+        return _unrounded(q.to(exact), k.to(exact), v.to(exact), bias, scale).to(v.dtype)
     wide = _riding(q, k, v, potential[..., :stop] - potential[..., start, None], scale)
-    # Autocast would round the potential to half precision on the kernel's doorstep.
-    with torch.autocast(q.device.type, enabled=False):
-        out = F.scaled_dot_product_attention(*wide, attn_mask=seen, scale=scale)
+    out = _unrounded(*wide, seen, scale)
     return out[..., : v.shape[-1]].to(v.dtype)
+
+
+def _unrounded(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """The kernel on q, k, v as they are: autocast would round the potential on its doorstep."""
+    with torch.autocast(q.device.type, enabled=False):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def _riding(
