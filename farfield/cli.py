@@ -5,7 +5,9 @@ A caller's mistake ends with one line and status 2; anything else that fails end
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 out = Console()
-err = Console(stderr=True)
+err = Console(stderr=True, emoji=False)
 
 Settings = Annotated[
     Optional[list[str]],  # noqa: UP045 (typer reads this at run time on Python 3.10 as well)
@@ -40,6 +42,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 def main() -> None:
     """Entry point of the `farfield` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without Greek shows ? and goes on
     app()
 
 
@@ -116,12 +121,11 @@ def study(
             outcome = run_study(resolved, where, jobs=jobs, resume=resume, display=display)
     for run in outcome.failed:
         _tell(f"failed: {run.name}: {run.record['error']}")
-    for problem in outcome.problems:
-        _tell(problem)
+    _tell(*outcome.problems)
     if outcome.interrupted:
         _tell(f"interrupted; continue with: {command_to_resume(where)}")
     if outcome.report is not None:
-        out.print(str(outcome.report), highlight=False, soft_wrap=True)
+        print(outcome.report)
     raise typer.Exit(outcome.exit_status)
 
 
@@ -146,9 +150,10 @@ def train(
 ) -> None:
     """Train one mechanism by a recipe's settings, and evaluate its length ladder."""
     with _mistakes():
+        from farfield.evaluation.plan import left_out_lines
         from farfield.study import recipe as recipes
         from farfield.study.display import Training
-        from farfield.study.single import train_one
+        from farfield.study.single import run_to_resume, train_one
 
         changes = [*(settings or ()), *(["training.tensorboard=true"] if tensorboard else [])]
         resolved = recipes.load(recipe, changes)
@@ -156,13 +161,13 @@ def train(
             run = train_one(resolved, mechanism, seed, folder, resume=resume, watch=watch)
     record = run.record
     if record["status"] == "interrupted":
-        _tell(f"interrupted; continue with --resume --out {run.folder}")
+        _tell(f"interrupted; continue with: {run_to_resume(run)}")
         raise typer.Exit(130)
     if record["status"] == "failed":
         _tell(f"failed: {record['error']}")
         raise typer.Exit(1)
-    _tell_left_out(record["left_out"] or [])
-    out.print(str(run.folder), highlight=False, soft_wrap=True)
+    _tell(*left_out_lines(record["left_out"] or []))
+    print(run.folder)
 
 
 @app.command(
@@ -216,7 +221,8 @@ def ladder(
     """Measure a model's perplexity at many lengths, on the same tokens."""
     with _mistakes():
         from farfield.evaluation import pretrained
-        from farfield.evaluation.plan import LadderSettings
+        from farfield.evaluation.plan import LadderSettings, left_out_lines
+        from farfield.evaluation.rows import non_finite_lines
         from farfield.study.display import Work
         from farfield.study.job import quiet_libraries
 
@@ -233,7 +239,7 @@ def ladder(
                 model, data, out=file, settings=settings, train_length=train_length,
                 split=split, dtype=dtype, device=device, progress=progress,
             )  # fmt: skip
-    _tell_left_out(result.left_out)
+    _tell(*left_out_lines(result.left_out), *non_finite_lines(result.rows))
     keys = ("protocol", "length", "tokens", "ppl", "ratio", "ratio_low", "ratio_high")
     rows = [{key: row[key] for key in keys} for row in result.rows]
     if as_json:
@@ -304,7 +310,7 @@ def report(
         found = [{key: getattr(one, key) for key in keys} for one in verdicts(rows)]
         _print_json({"out": str(made), "verdicts": found})
     else:
-        out.print(str(made), highlight=False, soft_wrap=True)
+        print(made)
 
 
 @app.command(epilog="Example:  farfield bench laptop --rounds 20")
@@ -415,13 +421,9 @@ def _fail(line: str) -> NoReturn:
     raise typer.Exit(2)
 
 
-def _tell_left_out(left_out: list[dict[str, Any]]) -> None:
-    for left in left_out:
-        _tell(f"left out: {left['length']} ({left['protocol']}): {left['reason']}")
-
-
-def _tell(line: str) -> None:
-    err.print(line, highlight=False, markup=False, soft_wrap=True)
+def _tell(*lines: str) -> None:
+    for line in lines:
+        err.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

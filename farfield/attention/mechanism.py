@@ -110,6 +110,9 @@ class Transport(nn.Module):
     angle_parameters: tuple[str, ...] = ()
     fresh: bool = False
 
+    def resize_vocabulary(self, size: int) -> None:
+        """Told when the model's vocabulary changes; nothing to do unless ids fix angles."""
+
     def forward(self, tokens: Tokens, state: State) -> tuple[Frame, State]:
         """Frames of the tokens that follow `state`, and the state after them."""
         raise NotImplementedError

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -203,6 +205,16 @@ def make_plan(
         block_grid=grid,
         left_out=tuple(left_out),
     )
+
+
+def left_out_lines(left_out: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What a ladder left out, one line a reason."""
+    reasons: dict[str, list[str]] = {}
+    for left in left_out:
+        reasons.setdefault(left["reason"], []).append(f"{left['length']} ({left['protocol']})")
+    return [
+        f"left out of the ladder: {', '.join(which)}: {reason}" for reason, which in reasons.items()
+    ]
 
 
 def position_buckets(length: int) -> list[tuple[int, int]]:

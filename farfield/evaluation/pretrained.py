@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from farfield.data import Splits, TokenStream, load_corpus, load_tokenizer
@@ -82,7 +85,7 @@ def load_model(model_folder: str | Path, *, dtype: str | None = None, device: st
             output_loading_info=True,
             local_files_only=True,
         )
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         raise ValueError(
             f"{folder}: not loaded as a causal language model: {_one_line(error)}"
         ) from None
@@ -92,7 +95,23 @@ def load_model(model_folder: str | Path, *, dtype: str | None = None, device: st
             f"{folder}: {len(missing)} weights are missing, the first is {missing[0]}: "
             "expected a complete causal language model"
         )
-    return model.to(device)
+    unread = sorted(found["unexpected_keys"])
+    if unread and model.config.model_type == "farfield":
+        raise ValueError(
+            f"{folder}: {len(unread)} weights have no place in the model that config.json "
+            f"describes, the first is {unread[0]}: expected the configuration they were saved with"
+        )
+    return model.to(_device(device))
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device).cpu()
+    except (AssertionError, NotImplementedError, RuntimeError):
+        there = "cpu, cuda" if torch.cuda.is_available() else "cpu"
+        raise ValueError(f"device {name!r}: not on this machine; expected {there}") from None
+    return device
 
 
 def resolve_train_length(config: Any, given: int | None = None) -> int:
@@ -125,7 +144,7 @@ def _load_config(folder: Path) -> Any:
         raise FileNotFoundError(f"{folder}: no model there; expected a folder with a config.json")
     try:
         return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, StrictDataclassError) as error:
         raise ValueError(f"{folder}: config.json not understood: {_one_line(error)}") from None
 
 
@@ -146,6 +165,14 @@ def _check_destination(out: Path) -> None:
         raise IsADirectoryError(f"{out}: is a folder; expected the name of a .jsonl file")
     if not out.parent.is_dir():
         raise FileNotFoundError(f"{out}: its folder {out.parent} does not exist")
+    probe = out.with_name(f".{out.name}.probe")
+    try:
+        probe.write_text("")
+    except OSError as error:
+        raise OSError(f"{out}: can't be written: {error.strerror}") from None
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
 
 
 def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
@@ -174,13 +201,18 @@ def continue_text(
         raise ValueError("the prompt holds no tokens; expected some text to continue")
     torch.manual_seed(seed)
     inputs = torch.tensor([ids], device=model.device)
-    made = model.generate(
-        inputs,
-        attention_mask=torch.ones_like(inputs),
-        max_new_tokens=tokens,
-        use_cache=True,
-        do_sample=bool(sampling),
-        pad_token_id=tokenizer.pad_id,
-        **sampling,
-    )
+    try:
+        made = model.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            max_new_tokens=tokens,
+            use_cache=True,
+            do_sample=bool(sampling),
+            pad_token_id=tokenizer.pad_id,
+            **sampling,
+        )
+    except IndexError:  # a table of learned positions came to its end
+        raise ValueError(
+            f"{folder}: no positions for {len(ids)} tokens of prompt and {tokens} more"
+        ) from None
     return tokenizer.decode([i for i in made[0, len(ids) :].tolist() if i != tokenizer.eos_id])

@@ -291,3 +291,13 @@ def _write(
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def non_finite_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Where losses of result rows are not finite, one line a row."""
+    return [
+        f"{row['policy']['non_finite']:,} of {row['tokens']:,} losses at {row['length']} "
+        f"({row['protocol']}) are not finite"
+        for row in rows
+        if row["policy"]["non_finite"]
+    ]

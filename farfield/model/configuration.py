@@ -2,6 +2,7 @@
 
 # No `from __future__ import annotations`: strict checks types, and skips those that are strings.
 import difflib
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -69,10 +70,13 @@ class FarfieldConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         self._refuse_unknown(kwargs)
+        for name in ("vocab_size", "hidden_size", "num_attention_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         if self.head_dim is None:
-            if self.num_attention_heads < 1 or self.hidden_size % self.num_attention_heads:
+            if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
                     f"hidden_size {self.hidden_size} is not a multiple of num_attention_heads "
                     f"{self.num_attention_heads}; give head_dim, or sizes that divide"
@@ -86,8 +90,9 @@ class FarfieldConfig(PreTrainedConfig):
         for name in ("train_length", "num_hidden_layers", "intermediate_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
-        if not self.initializer_range >= 0:
-            raise ValueError(f"initializer_range is {self.initializer_range}; expected at least 0")
+        for name in ("initializer_range", "rms_norm_eps", "rope_base"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}; expected a finite number >= 0")
         # Builds one layer's mechanism, so that all it refuses is refused here.
         with torch.device("meta"):
             mechanisms.build(self.mechanism, self.geometry(0))

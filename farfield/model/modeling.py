@@ -112,6 +112,19 @@ class FarfieldPreTrainedModel(PreTrainedModel):
         """Whether angles are drawn afresh each iteration, so that training must pass `nonce`."""
         return any(m.transport is not None and m.transport.fresh for m in self.mechanisms)
 
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Embedding:
+        """As transformers has it; mechanisms that look at token ids learn of the new size.
+
+        Raises: ValueError where a mechanism has a learned row for each id.
+        """
+        if new_num_tokens is not None:
+            for mechanism in self.mechanisms:
+                if mechanism.transport is not None:
+                    mechanism.transport.resize_vocabulary(new_num_tokens)
+        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+
     def angle_parameters(self) -> list[str]:
         """Names of the parameters that fix angles; they may have a learning rate of their own."""
         return [
@@ -230,6 +243,8 @@ def _valid(
     """
     past = 0 if state is None else state.length
     known = state.valid if state is not None and past else None
+    if state is not None and state.keys is not None and state.keys.shape[0] != batch:
+        raise ValueError(f"the cache holds {state.keys.shape[0]} rows, the input {batch}")
     if mask is None:
         valid = known
         if known is not None:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from farfield.study import recipe as recipes
 from farfield.study.modules import import_modules, imported
 from farfield.study.recipe import Recipe
-from farfield.study.run import MODEL, POSITIONS, RESULTS, Record, Run
+from farfield.study.run import LOG, MODEL, POSITIONS, RESULTS, Record, Run
 from farfield.training import CHECKPOINTS, NonFiniteLoss, Progress, train
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def execute(run: Run, recipe: Recipe, stop: Stop, watch: Watcher | None = None) 
     """Train and evaluate a run from wherever its folder stands; returns its status.
 
     Whatever happens is in `run.json`: "finished"; "interrupted", to be continued; or "failed"
-    with the one line that says why (the traceback goes to standard error, that is the log).
+    with the one line that says why (the traceback goes to `log.txt`).
     """
     record = Record(run)
     try:
@@ -68,7 +68,8 @@ def execute(run: Run, recipe: Recipe, stop: Stop, watch: Watcher | None = None) 
     except KeyboardInterrupt:
         _last_words(record, status="interrupted", finished=_now(), error=None)
     except Exception as error:
-        traceback.print_exc()
+        with suppress(OSError), (run.folder / LOG).open("a", encoding="utf-8") as log:
+            traceback.print_exc(file=log)
         _last_words(record, status="failed", finished=_now(), error=one_line(error, run.folder))
     return str(record.facts["status"])
 

@@ -15,13 +15,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from farfield.data import Corpus
 from farfield.study import files, folder
-from farfield.study.modules import imported
+from farfield.study.modules import import_options
 from farfield.study.recipe import Recipe
 from farfield.study.run import LOG, RECORD, Run, grid, order_of_start
 
@@ -85,6 +85,8 @@ def study(
     if jobs < 1:
         raise ValueError(f"--jobs {jobs}: expected 1 or more")
     runs = grid(recipe, out)
+    if (out / RECORD).exists():
+        raise ValueError(f"{out} holds a single run of `farfield train`; expected another --out")
     folder.refuse_another(out, recipe)
     corpus, weights = check(recipe, display)
     folder.refuse_other_text(out, corpus)
@@ -114,7 +116,7 @@ def check(recipe: Recipe, display: Display) -> tuple[Corpus, dict[str, int]]:
     Raises: ValueError or OSError for a model, text or ladder that can't work.
     """
     from farfield.data import load_corpus
-    from farfield.evaluation.plan import make_plan
+    from farfield.evaluation.plan import left_out_lines, make_plan
     from farfield.study import job
 
     data, length = recipe.data, recipe.training.length
@@ -127,11 +129,8 @@ def check(recipe: Recipe, display: Display) -> tuple[Corpus, dict[str, int]]:
             )
     parameters = {name: job.parameters(recipe, corpus, name) for name in recipe.mechanisms}
     plan = make_plan(job.ladder_settings(recipe), len(corpus.test), length, None)
-    reasons: dict[str, list[str]] = {}
-    for left in plan.left_out:
-        reasons.setdefault(left.reason, []).append(f"{left.length} ({left.protocol})")
-    for reason, which in reasons.items():
-        display.say(f"left out of the ladder: {', '.join(which)}: {reason}")
+    for line in left_out_lines([asdict(left) for left in plan.left_out]):
+        display.say(line)
     return corpus, parameters
 
 
@@ -152,6 +151,8 @@ def _gpus() -> list[str]:
 
 def _due(runs: list[Run], resume: bool, display: Display, out: Path) -> list[Run]:
     """Runs still to be done. Raises: ValueError when that would throw work away unasked."""
+    for run in runs:
+        run.doubt()
     due = [run for run in runs if run.status != "finished"]
     done = len(runs) - len(due)
     if done:
@@ -175,8 +176,8 @@ def _room(out: Path, parameters: Sequence[int]) -> None:
     free = shutil.disk_usage(out).free
     if free < need:
         raise OSError(
-            f"no space for the study in {out}: {free / 2**30:.2f} GiB free, "
-            f"expected at least {need / 2**30:.2f} GiB for {len(weights)} runs"
+            f"no space for the study in {out}: {free / 2**20:,.1f} MiB free, "
+            f"expected at least {need / 2**20:,.1f} MiB for {len(weights)} runs"
         )
 
 
@@ -345,5 +346,5 @@ def _done(record: dict[str, Any], ladder: float) -> float:
 def command_to_resume(out: Path) -> str:
     """The command that continues an interrupted study, whatever options it was started with."""
     recipe = str(out / folder.RECIPE)
-    modules = [word for name in imported() for word in ("--import", name)]
-    return shlex.join(["farfield", *modules, "study", recipe, "--out", str(out), "--resume"])
+    words = ["farfield", *import_options(), "study", recipe, "--out", str(out), "--resume"]
+    return shlex.join(words)

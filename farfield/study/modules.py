@@ -32,3 +32,8 @@ def import_modules(names: Iterable[str]) -> None:
 def imported() -> list[str]:
     """Names of the modules that this process was asked to import."""
     return [name for name in os.environ.get(VARIABLE, "").split(",") if name]
+
+
+def import_options() -> list[str]:
+    """The same modules as options of the `farfield` command."""
+    return [word for name in imported() for word in ("--import", name)]

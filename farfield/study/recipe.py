@@ -130,8 +130,9 @@ class Recipe(_Section):
             twice = [value for value in values if values.count(value) > 1]
             if twice:
                 raise ValueError(f"{key} hold {twice[0]!r} twice; expected each once")
-        if min(self.seeds) < 0:
-            raise ValueError(f"seeds hold {min(self.seeds)}; expected 0 or more")
+        for seed in self.seeds:
+            if not 0 <= seed < 2**32:
+                raise ValueError(f"seeds hold {seed}; expected 0 to 2^32 - 1")
         return self
 
     def canonical(self) -> Recipe:

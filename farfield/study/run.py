@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from farfield.evaluation.rows import read_positions, read_rows
 from farfield.study import files
 from farfield.study.recipe import Recipe
 from farfield.training import CHECKPOINTS, METRICS, last_checkpoint, read_metrics
@@ -57,6 +58,17 @@ class Run:
             return "trained"
         checkpoint = last_checkpoint(self.folder)
         return None if checkpoint is None else f"at iteration {checkpoint[0]}"
+
+    def doubt(self) -> None:
+        """A finished run whose rows can't be read back is only trained: its ladder is due again."""
+        if self.status != "finished":
+            return
+        try:
+            read_rows(self.folder / RESULTS)
+            read_positions(self.folder / POSITIONS)
+        except (OSError, ValueError):
+            record = {**new_record(self.mechanism, self.seed), **self.record}
+            files.write_json(self.folder / RECORD, {**record, "status": "interrupted"})
 
     def prepare(self, resume: bool) -> None:
         """Make the folder ready: what earlier attempts left is continued, or cleared away."""

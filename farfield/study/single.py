@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from farfield.study import folder, job
 from farfield.study import recipe as recipes
 from farfield.study.job import Stop, Watcher
 from farfield.study.launch import Display, check
+from farfield.study.modules import import_options
 from farfield.study.recipe import Recipe
 from farfield.study.run import Run, grid
 
@@ -31,6 +33,8 @@ def train_one(
     recipe = recipes.recipe_from(table, recipe.name).canonical()
     planned = grid(recipe, Path())[0]
     run = Run(planned.mechanism, seed, out or Path("runs") / planned.name)
+    if (run.folder / "runs").is_dir():
+        raise ValueError(f"{run.folder} holds a whole study; expected another --out for one run")
     folder.refuse_another(run.folder, recipe)
     corpus, _ = check(recipe, Display())
     folder.refuse_other_text(run.folder, corpus)
@@ -47,5 +51,17 @@ def train_one(
         job.quiet_libraries()
         stop = Stop()
         with stop.on_signals():
-            job.execute(run, recipe, stop, watch)
+            status = job.execute(run, recipe, stop, watch)
+        if status != run.status:
+            raise OSError(
+                f"{run.folder}: {status}, and that could not be written down: is the disk full? "
+                "make room, then go on with --resume"
+            )
     return run
+
+
+def run_to_resume(run: Run) -> str:
+    """The command that continues an interrupted run, whatever options it was started with."""
+    words = ["farfield", *import_options(), "train", run.mechanism, "--seed", str(run.seed)]
+    words += ["--recipe", str(run.folder / folder.RECIPE), "--out", str(run.folder), "--resume"]
+    return shlex.join(words)

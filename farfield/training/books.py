@@ -69,17 +69,19 @@ def last_checkpoint(out: Path) -> tuple[int, Path] | None:
 
 
 def read_metrics(out: Path) -> list[dict[str, Any]]:
-    """Rows of a run's `metrics.jsonl`; a half-written last row is left out."""
+    """Rows of a run's `metrics.jsonl`; what a killed process left half written is not."""
     rows = []
     try:
-        lines = (out / METRICS).read_text().splitlines()
+        lines = (out / METRICS).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return []
     for line in lines:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             continue
+        if isinstance(row, dict) and "iteration" in row:
+            rows.append(row)
     return rows
 
 

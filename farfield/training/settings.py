@@ -14,7 +14,7 @@ class TrainingSettings(BaseModel):
     (of the iterations, of the peak learning rate); `*_every` in iterations.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
     length: int = Field(default=128, ge=2)
     batch: int = Field(default=32, ge=1)

@@ -164,3 +164,22 @@ def test_a_loaded_model_is_the_saved_one(tmp_path):
     with torch.no_grad():
         assert torch.equal(model(ids).logits, loaded.eval()(ids).logits)
     assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path / "model"), FarfieldForCausalLM)
+
+
+def test_weights_that_the_configuration_has_no_place_for_are_refused(tmp_path):
+    config = FarfieldConfig(mechanism="learned+v", hidden_size=16, num_attention_heads=2)
+    FarfieldForCausalLM(config).save_pretrained(tmp_path)
+    told = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**told, "mechanism": "rope"}))
+    with pytest.raises(ValueError, match=r"weights have no place .*transport\.weight"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({**told, "vocab_size": "many"}))
+    with pytest.raises(ValueError, match=r"config\.json not understood"):
+        load_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(told))
+    with pytest.raises(ValueError, match="device 'gpu': not on this machine; expected cpu"):
+        load_model(tmp_path, device="gpu")
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(ValueError, match="not loaded as a causal language model"):
+        load_model(tmp_path)

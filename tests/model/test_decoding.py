@@ -261,3 +261,10 @@ def test_a_mask_can_not_change_its_mind_about_cached_tokens() -> None:
     cache.reorder_cache(torch.tensor([1, 0]))
     swapped = model(ids[:, 6:].flip(0), cache=cache, use_cache=True).logits
     torch.testing.assert_close(swapped.flip(0), whole, rtol=0, atol=1e-5)
+
+
+def test_a_cache_of_other_rows_is_refused() -> None:
+    model, ids = model_of("random+v"), text(2, 6)
+    cache = model(ids, use_cache=True).cache
+    with pytest.raises(ValueError, match="the cache holds 2 rows, the input 1"):
+        model(ids[:1, :2], cache=cache, use_cache=True)

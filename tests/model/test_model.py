@@ -239,3 +239,34 @@ def test_a_row_sees_the_same_fresh_angles_alone() -> None:
     model, ids = model_of("random_iid").train(), text(3, 6)
     together = model(ids, nonce=8).logits
     torch.testing.assert_close(model(ids[1:2], nonce=8).logits, together[1:2], **CLOSE)
+
+
+def test_a_larger_vocabulary_reaches_the_mechanisms_that_read_ids() -> None:
+    model, plain = model_of("random"), model_of("random")
+    old = torch.randint(0, VOCABULARY, (1, 9), generator=torch.Generator().manual_seed(0))
+    before = model(old).logits
+    model.resize_token_embeddings(VOCABULARY + 4)
+    assert torch.equal(model(old).logits[..., :VOCABULARY], before)
+    new = old.clone()
+    new[0, 3] = VOCABULARY + 3
+    turns = [m.mechanisms[0].transport._turns(ids) for m, ids in ((model, new), (plain, old))]
+    differs = (turns[0] != turns[1]).flatten(1, 1).any(-1).any(1)[0]
+    assert differs.tolist() == [index == 3 for index in range(9)]
+    with pytest.raises(ValueError, match="its vocabulary is fixed"):
+        model_of("learned:source=token").resize_token_embeddings(VOCABULARY + 4)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", 0),
+        ("vocab_size", 0),
+        ("num_attention_heads", 0),
+        ("rope_base", float("inf")),
+        ("rms_norm_eps", float("nan")),
+        ("initializer_range", -1.0),
+    ],
+)
+def test_sizes_that_make_no_model_are_refused_by_name(key: str, value: float) -> None:
+    with pytest.raises(ValueError, match=rf"{key} is {value}; expected"):
+        config_of(**{key: value})

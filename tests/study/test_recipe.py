@@ -52,7 +52,7 @@ def test_packaged_recipes_are_those_of_the_study() -> None:
         ("ladder.multiples=[2, 4]", "multiples [2, 4] do not rise from 1"),
         ("ladder.protocols=['window']", "protocols.0: got 'window' (string), expected 'windows'"),
         ("seeds=[0, 0]", "seeds hold 0 twice; expected each once"),
-        ("seeds=[-1]", "seeds hold -1; expected 0 or more"),
+        ("seeds=[-1]", "seeds hold -1; expected 0 to 2^32 - 1"),
         ("seeds=[]", "seeds: got [] (array)"),
         ("iterations", "--set iterations: expected KEY=VALUE"),
         ("name.x=1", "--set name.x=1: name is no table"),

@@ -173,7 +173,7 @@ def test_a_disk_too_small_is_told_before_anything_runs(
 ) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(launch.shutil, "disk_usage", lambda path: usage(10, 9, 1))
-    with pytest.raises(OSError, match=r"no space for the study in .* 0\.00 GiB free, expected"):
+    with pytest.raises(OSError, match=r"no space for the study in .* 0\.0 MiB free, expected"):
         study(small, tmp_path / "out")
 
 
@@ -189,7 +189,7 @@ class CtrlC(Heard):
 def test_ctrl_c_stops_a_study_and_resume_finishes_it(
     small_table: dict[str, Any], tmp_path: Path
 ) -> None:
-    training = {**small_table["training"], "iterations": 300, "validate_every": 100}
+    training = {**small_table["training"], "iterations": 900, "validate_every": 300}
     table = {**small_table, "mechanisms": ["learned", "rope"], "training": training}
     recipe, out = recipes.recipe_from(table, "long"), tmp_path / "out"
     stopped = study(recipe, out, jobs=1, display=CtrlC())
@@ -197,10 +197,10 @@ def test_ctrl_c_stops_a_study_and_resume_finishes_it(
     assert stopped.exit_status == 130
     run, untouched = stopped.runs
     assert (run.status, untouched.status) == ("interrupted", "pending")
-    assert 4 <= int(str(run.begun).split()[-1]) < 300
+    assert 4 <= int(str(run.begun).split()[-1]) < 900
     with pytest.raises(ValueError, match=r"holds unfinished runs \(learned-s0 at iteration"):
         study(recipe, out)
-    untouched.folder.joinpath("run.json").write_text('{"status": "finished", "iteration": 300}')
+    untouched.folder.joinpath("run.json").write_text('{"status": "finished", "iteration": 900}')
     for name in ("results.jsonl", "positions.jsonl"):
         untouched.folder.joinpath(name).touch()
     heard = Heard()
@@ -256,3 +256,25 @@ def test_time_left_follows_the_pace(
     share, left = clock.read()
     assert share == pytest.approx(0.5 + 0.5 * 0.8 * 0.5)  # a run's ladder is a fifth of its work
     assert left == pytest.approx(40 * 0.3 / 0.7)
+
+
+def test_one_run_and_a_study_keep_out_of_each_others_folders(small: Recipe, tmp_path: Path) -> None:
+    from farfield.study.single import train_one
+
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "run.json").write_text('{"status": "finished"}')
+    with pytest.raises(ValueError, match="holds a single run"):
+        study(small, tmp_path / "one")
+    (tmp_path / "study" / "runs").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds a whole study"):
+        train_one(small, "rope", 0, tmp_path / "study")
+
+
+def test_a_finished_run_whose_rows_are_gone_is_due_again(tmp_path: Path) -> None:
+    run = Run("rope", 0, tmp_path / "rope-s0")
+    run.prepare(resume=False)
+    (run.folder / "run.json").write_text('{"status": "finished"}')
+    (run.folder / "model").mkdir()
+    run.doubt()
+    assert (run.status, run.begun) == ("interrupted", "trained")
+    assert run.record["iterations"] is None  # a record that lacks keys is completed

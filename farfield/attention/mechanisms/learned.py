@@ -59,6 +59,11 @@ class Learned(Transport):
         frame = RotationFrame.from_angles(angle, state.get("turns"), constant)
         return frame, {"turns": frame.trail}
 
+    def resize_vocabulary(self, size: int) -> None:
+        """Refused where each id has a learned row: a new id would have none."""
+        if self.options.source == "token":
+            raise ValueError("learned:source=token has a row for each id; its vocabulary is fixed")
+
     def _angle(self, tokens: Tokens) -> Tensor:
         """ω_b (W x_t)_b [B, kv heads, T, N] in float32 or wider, outside autocast: an angle in
         half precision would lose even near routes."""

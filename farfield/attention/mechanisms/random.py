@@ -7,7 +7,7 @@ only the law of the accumulated transport is left to learn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,11 @@ class Random(_Hashed):
         if tokens.ids is None:
             raise ValueError("random hashes token ids: pass input_ids, not inputs_embeds")
         return self.frame(self._turns(tokens.ids), tokens, state)
+
+    def resize_vocabulary(self, size: int) -> None:
+        """A new id has its hash like any other."""
+        self.geometry = replace(self.geometry, vocab_size=size)
+        self._table = None
 
     def _turns(self, ids: Tensor) -> Tensor:
         geometry = self.geometry
