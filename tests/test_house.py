@@ -97,7 +97,7 @@ def climbing_imports(path: Path, source: str) -> list[str]:
     module = module_name(path)
     own = module.split(".")[0]
     if own not in BELOW:
-        return [f"{module}: no such part of the house in DESIGN section 2"]
+        return [f"{module}: no such part of the house (docs/design.md)"]
     lean = module if module in OUTSIDE else None  # evaluation.rows and .intervals: no model below
     found = []
     for line, name in imported(path, source):

@@ -18,7 +18,7 @@ def rotation_step(angle: Tensor) -> Tensor:
     """M = R(-phi) on the pairs (x_b, x_{b+N}), R(t) = [[cos t, -sin t], [sin t, cos t]].
 
     Shapes: angle [N] -> [2N, 2N]. Units: radians.
-    Source: DESIGN section 1; a constant phi_b = omega_b is Llama's rotary embedding.
+    Source: docs/mechanisms.md; a constant phi_b = omega_b is Llama's rotary embedding.
     """
     cos, sin = torch.diag(torch.cos(angle)), torch.diag(torch.sin(angle))
     return torch.cat([torch.cat([cos, sin], dim=1), torch.cat([-sin, cos], dim=1)], dim=0)
@@ -79,7 +79,7 @@ def logits(
     Shapes: query [B, H, T, d]; key [B, G, T, d]; steps [1|B, 1|G, T, d, d] (None: identity);
     potential u, broadcast to [B, H, T] (None: 0); logit_scale c, likewise (None: 1);
     valid [B, T] of bool (None: all) -> [B, H, T, T]. Units: nats.
-    Source: DESIGN section 1, "Logit".
+    Source: `farfield.attention.logit`.
     """
     batch, heads, length, dim = query.shape
     groups = key.shape[1]

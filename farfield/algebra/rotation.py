@@ -41,7 +41,7 @@ def mixing_scales(head_dim: int, mixing_window: float, epsilon: float = 0.1) -> 
 
     Shapes: [N] float64. Units: radians per token; `mixing_window` in tokens.
     Raises: ValueError for an odd head dimension or a window below 2 ln(1/ε) tokens.
-    Source: THEORY.md §1, T1.
+    Source: E exp(iθ) of a normal angle; docs/mechanisms.md names the set.
     """
     count = _blocks(head_dim)
     shortest = 2.0 * math.log(1.0 / epsilon)

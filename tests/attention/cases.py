@@ -123,7 +123,7 @@ def rows(tokens: Tokens, index: list[int]) -> Tokens:
     return replace(tokens, **found)
 
 
-# The steps as DESIGN defines them, computed here from nothing of the mechanism but its parameters.
+# The steps by their definition, computed here from nothing of the mechanism but its parameters.
 
 
 def rotary(shape: Geometry) -> Tensor:
