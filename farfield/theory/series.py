@@ -134,3 +134,18 @@ def log_hyp0f1(b: Reals, z: Reals) -> Floats | float:
         if (large | (falling & (log_term < tail - 40)) | (log_term == -np.inf)).all():
             break
     return plain(np.where(large, bessel, np.logaddexp(0.0, tail)))
+
+
+def correlation_time(rho: Reals, shared_token: bool = False) -> Floats | float:
+    """(1 + ρ)/(1 − ρ) = Σ_h ρ^{|h|}, the most that Σ a_j a_l ρ^{|j−l|} can be per Σ a²; ∞ at ρ = 1.
+
+    The maximum of the Poisson kernel, the symbol of the Toeplitz matrix ρ^{|j−l|}. With
+    `shared_token` the exponent is |h| − 1 for h ≠ 0 (a vector and its step are made from one
+    token), and the sum is (3 − ρ)/(1 − ρ).
+
+    Shapes: rho [...] -> [...]. Units: tokens. Raises: ValueError for ρ outside [0, 1].
+    Source: docs/theory.md, T5.
+    """
+    rates = checks.rates("rho", rho)
+    with np.errstate(divide="ignore"):
+        return plain((3 - rates if shared_token else 1 + rates) / (1 - rates))

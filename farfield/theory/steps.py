@@ -15,6 +15,7 @@ from scipy import special
 from farfield.algebra.rotation import rotary_frequencies
 from farfield.theory import checks
 from farfield.theory.checks import Complexes, Floats, Reals, plain
+from farfield.theory.search import least_count
 from farfield.theory.series import power
 
 DEFAULT_EPSILON = 0.1
@@ -173,18 +174,11 @@ def head_window(energies: Reals, rho: Reals, epsilon: Reals = DEFAULT_EPSILON) -
         return np.asarray(left <= e * total * (1 + 4 * np.finfo(float).eps))
 
     shape = np.broadcast_shapes(np.broadcast_shapes(r.shape, p.shape)[:-1], e.shape)
-    fixed = ((p == 1) * r).sum(axis=-1)
-    stuck = np.broadcast_to(fixed >= e * total, shape) & ~enough(np.ones(shape))
-    low, high = np.zeros(shape), np.ones(shape)
-    while not (done := enough(high) | stuck | (high > 2.0**60)).all():
-        low, high = np.where(done, low, high), np.where(done, high, 2 * high)
-    stuck = stuck | ~enough(high)
-    while (high - low > 1).any():
-        middle = np.floor((low + high) / 2)
-        fits = enough(middle)
-        fresh = high - low > 1
-        high, low = np.where(fresh & fits, middle, high), np.where(fresh & ~fits, middle, low)
-    return plain(np.where(stuck, np.inf, high))
+    # Blocks that never turn keep their energy, however far the others' underflows.
+    stuck = ((p == 1) * r).sum(axis=-1) >= e * total
+    only_fixed = ((p > 0) & (p < 1) & (r > 0)).sum(axis=-1) == 0
+    least = least_count(lambda n: enough(n) & ~(stuck & ~only_fixed), shape)
+    return plain(least)
 
 
 def preservation_window(rho: Reals, eta: Reals = DEFAULT_EPSILON) -> Floats | float:
