@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor, cat
 
@@ -36,19 +36,19 @@ class Trail(Protocol):
         """Rows of the batch; 1 where all rows share the trail."""
         ...
 
-    def last(self) -> Trail:
+    def last(self) -> Any:
         """The end alone."""
         ...
 
-    def joined(self, new: Trail) -> Trail:
+    def joined(self, new: Any) -> Any:
         """This trail and the one that started from its end."""
         ...
 
-    def cropped(self, count: int) -> Trail:
+    def cropped(self, count: int) -> Any:
         """This trail without its last `count` tokens."""
         ...
 
-    def mapped(self, change: Change) -> Trail:
+    def mapped(self, change: Change) -> Any:
         """The trail of other rows of the batch."""
         ...
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
+import torch
 from torch import Tensor, nn
 
 from farfield.algebra.frame import Frame
 from farfield.attention import mechanisms
 from farfield.attention.engines import sdpa
-from farfield.attention.mechanism import Geometry, Tokens
+from farfield.attention.logit import Visible
+from farfield.attention.mechanism import Carry, Geometry, Tokens
 from farfield.attention.state import DecodingState
 
 
@@ -39,11 +43,28 @@ class Attention(nn.Module):
         tokens: Tokens,
         state: DecodingState | None = None,
         valid: Tensor | None = None,
+        engine: str = "auto",
     ) -> Tensor:
         """Attention of `tokens` to themselves and to those that `state` remembers.
 
         Shapes: valid bool [B, earlier + T] or None, for all keys; returns [B, T, D].
+        Raises: ValueError for an engine that doesn't serve what is asked of it, and for packed
+        documents with a state.
         """
+        if tokens.packing is None:
+            return self._attend(tokens, state, valid, engine)
+        if state is not None:
+            raise ValueError("packed documents have no one state to continue from")
+        parts = [self._attend(document, None, None, engine) for document in tokens.unpacked()]
+        return tokens.packing.packed(parts) if parts else tokens.hidden * 0.0
+
+    def _attend(
+        self,
+        tokens: Tokens,
+        state: DecodingState | None,
+        valid: Tensor | None,
+        engine: str,
+    ) -> Tensor:
         q, k, v = (
             projection(tokens.hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
@@ -54,13 +75,53 @@ class Attention(nn.Module):
             k = carry.frame.pull(k)
         if carry.value_frame is not None:
             v = carry.value_frame.pull(v)
-        potential = carry.potential
+        if carry.logit_scale is not None:
+            q = (q * carry.logit_scale[..., None]).to(q.dtype)
+        keys = k
+        potential, index = carry.potential, None
         if state is not None:
-            k, v, potential = state.extend(k, v, potential, carry.state)
-        out = sdpa.attend(q, k, v, potential=potential, valid=valid)
+            keys, v, potential = state.extend(keys, v, carry)
+            index = state.index
+        seen = self._visible(carry, tokens, v.shape[-2], valid, index)
+        out = sdpa.attend(q, keys, v, potential=potential, valid=seen.valid)
         if carry.value_frame is not None:
             out = self._ungrouped(self._per_head(carry.value_frame).push(self._grouped(out)))
         return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+    def _visible(
+        self, carry: Carry, tokens: Tokens, keys: int, valid: Tensor | None, index: Tensor | None
+    ) -> Visible:
+        """What the tokens may see of `keys` keys: those of all tokens, or of those in `index`."""
+        position = None
+        if carry.window is not None:
+            if valid is not None:
+                position = (valid.cumsum(-1) - 1).clamp(min=0)
+            elif index is not None:
+                position = index[None]
+        if index is not None and valid is not None:
+            valid = valid[:, index]
+            position = None if position is None else position[:, index]
+        queries = tokens.hidden.shape[1]
+        return Visible(queries, keys, valid, position, carry.window, carry.sinks)
+
+    def logit_cap(self, gain: Tensor) -> Tensor:
+        """The largest |q_i · k_j|/√d that any input could give, for every query head.
+
+        The input is x = g ⊙ y with |y| ≤ √D, as RMSNorm makes it, so |W x| ≤ ‖W diag(g)‖ √D; a
+        transport preserves norms or shrinks them.
+
+        Shapes: gain g [D]; returns [H] float64. Units: nats.
+        """
+        q, k = (
+            torch.linalg.matrix_norm(
+                (p.weight * gain).double().unflatten(0, (-1, self.head_dim)), 2
+            )
+            for p in (self.q_proj, self.k_proj)
+        )
+        largest = q * k.repeat_interleave(self.groups) * gain.shape[0]
+        if self.mechanism.transport is not None:
+            largest = largest * self.mechanism.transport.logit_scale
+        return largest / math.sqrt(self.head_dim)
 
     # Query heads [B, H, T, d] are moved by the frames of the key head each one reads: with groups
     # of them apart, [B, Hk, H/Hk, T, d], the frames of Hk heads broadcast over each group.

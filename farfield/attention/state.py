@@ -1,87 +1,146 @@
 """What cached decoding remembers of one attention layer, in torch alone.
 
 Keys and values are stored *pulled*, in the root frame, and never rewritten. Beside them the layer
-remembers where the frame stands: the mechanism's state after the last token and, while recording,
-after every token that may still be cropped, since an earlier frame can't be recovered from pulled
-keys.
+remembers where the frame stands: the mechanism's trails, which hold the state after the last token
+and, while recording, that before every token that may still be cropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from farfield.attention.mechanism import State
+from farfield.algebra.trail import Trail
+from farfield.attention.mechanism import Carry, State
+
+_ROOM = 256
+"""Tokens of room, at least, in a buffer that has to grow."""
 
 
 class DecodingState:
-    """Pulled keys and values, the potential at each key, and the mechanism's trail.
+    """Pulled keys and values, the potential at each key, and the mechanism's trails.
 
-    `valid` says which tokens are not padding, where the caller keeps it (None: all are).
+    `capacity` fixes the size of the buffers (None: they grow). `reach` is the distance from which
+    on a key can't matter any more (None: it always can); a window in the Carry is one as well. Keys
+    out of reach are evicted while nothing is being recorded, and `index` then names the tokens
+    that are kept. `valid` says which tokens are not padding, where the caller keeps it (None: all
+    are).
 
-    Shapes: keys [B, kv heads, tokens, d], values [B, kv heads, tokens, d_v], potential
-    [B or 1, heads, tokens] float64 or None, valid bool [B, tokens] or None. `trail` maps names to
-    [B or 1, heads, rows, ·].
+    Shapes: keys [B, kv heads, kept, d], values [B, kv heads, kept, d_v], potential
+    [B or 1, heads, kept] float64 or None, index int64 [kept] or None (all), valid bool [B, length]
+    or None. Raises: ValueError for a capacity or reach below 1.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, capacity: int | None = None, reach: int | None = None) -> None:
+        for name, value in (("capacity", capacity), ("reach", reach)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}; expected at least 1 token")
+        self.capacity = capacity
+        self.reach = reach
         self.recording = False
         self._forget()
 
     def _forget(self) -> None:
-        self.keys: Tensor | None = None
-        self.values: Tensor | None = None
-        self.potential: Tensor | None = None
+        self.length = 0
         self.valid: Tensor | None = None
-        self.trail: dict[str, Tensor] = {}
+        self.index: Tensor | None = None
+        self.trails: dict[str, Trail] = {}
+        self._evicted_at = 0
+        self._buffers: dict[str, _Buffer] = {}
 
     @property
-    def length(self) -> int:
-        """Tokens remembered."""
-        return 0 if self.keys is None else self.keys.shape[-2]
+    def keys(self) -> Tensor | None:
+        """Pulled keys; None before the first token, and where they are a trail of their own."""
+        return self._kept("keys")
+
+    @property
+    def values(self) -> Tensor | None:
+        """Values, pulled where they are carried, or None before the first token."""
+        return self._kept("values")
+
+    @property
+    def potential(self) -> Tensor | None:
+        """The potential at each key, or None where there is none."""
+        return self._kept("potential")
+
+    @property
+    def batch(self) -> int | None:
+        """Rows of the batch, or None before the first token."""
+        return self._buffers["values"].batch if self._buffers else None
 
     @property
     def mechanism(self) -> State:
         """The mechanism's state after the last token."""
-        return {name: rows[..., -1:, :] for name, rows in self.trail.items()}
+        return self.trails
 
     def extend(
-        self, keys: Tensor, values: Tensor, potential: Tensor | None, state: State
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Append tokens; returns all keys, values and potentials remembered now."""
-        self.keys = _joined(self.keys, keys, -2)
-        self.values = _joined(self.values, values, -2)
-        if potential is not None:
-            self.potential = _joined(self.potential, potential, -1)
-        for name, rows in state.items() if keys.shape[-2] else ():
-            kept = self.trail.get(name) if self.recording else None
-            self.trail[name] = _joined(kept, rows if self.recording else rows[..., -1:, :], -2)
-        return self.keys, self.values, self.potential
+        self, keys: Any, values: Tensor, carry: Carry
+    ) -> tuple[Any, Tensor, Tensor | None]:
+        """Append tokens; returns the keys, values and potentials that these tokens may need.
+
+        Keys are a tensor or, where they are transported as they age, a trail of their own.
+
+        Raises: ValueError, before anything is changed, where a fixed capacity would not do.
+        """
+        new = {"values": values}
+        if isinstance(keys, Tensor):
+            new["keys"] = keys
+        if carry.potential is not None:
+            new["potential"] = carry.potential[..., None]
+        count = values.shape[-2]
+        self._evict(carry)
+        if self.capacity is not None and self._kept_count() + count > self.capacity:
+            raise ValueError(
+                f"this cache holds {self.capacity} tokens at most: {self._kept_count()} are there, "
+                f"{count} more don't fit"
+            )
+        for name, tokens in new.items():
+            self._buffers.setdefault(name, _Buffer(self.capacity)).append(tokens)
+        if self.index is not None:
+            added = torch.arange(self.length, self.length + count, device=values.device)
+            self.index = torch.cat((self.index, added))
+        self.length += count
+        for name, trail in carry.state.items() if count else ():
+            self._remember(name, trail)
+        seen = self._remember("keys", keys) if not isinstance(keys, Tensor) else self.keys
+        return seen, self._buffers["values"].view, self.potential
+
+    def commit(self) -> None:
+        """What is remembered is final: fold what was recorded, so that it can't be cropped."""
+        self.trails = {name: trail.last() for name, trail in self.trails.items()}
 
     def crop(self, count: int) -> None:
         """Forget the last `count` tokens, exactly.
 
-        Raises: ValueError where the state before them was not kept (`recording` was off).
+        Raises: ValueError, changing nothing, where the state before them was not kept
+        (`recording` was off), or where a key that was evicted could matter again.
         """
-        if count == 0 or self.keys is None or self.values is None:
+        if count == 0 or self.length == 0:
             return
         if count > self.length:
             raise ValueError(f"cannot crop {count} tokens: only {self.length} are cached")
         if count == self.length:
             self._forget()
             return
-        if any(rows.shape[-2] <= count for rows in self.trail.values()):
+        if any(trail.spare < count for trail in self.trails.values()):
             raise ValueError(
                 f"cannot crop {count} tokens: the frame before them was not kept. Call "
                 "cache.activate_past_recording() before the tokens are decoded"
             )
-        self.trail = {name: rows[..., :-count, :] for name, rows in self.trail.items()}
-        self.keys = self.keys[..., :-count, :]
-        self.values = self.values[..., :-count, :]
-        if self.potential is not None:
-            self.potential = self.potential[..., :-count]
+        if self.length - count < self._evicted_at:
+            raise ValueError(
+                f"cannot crop {count} tokens: keys that the tokens before them may need were "
+                "evicted. Call cache.activate_past_recording() before the tokens are decoded"
+            )
+        self.trails = {name: trail.cropped(count) for name, trail in self.trails.items()}
+        for buffer in self._buffers.values():
+            buffer.length -= count
+        self.length -= count
+        if self.index is not None:
+            self.index = self.index[:-count]
         if self.valid is not None:
             self.valid = self.valid[:, :-count]
 
@@ -90,25 +149,122 @@ class DecodingState:
 
         Tensors that every row shares (batch axis 1 while there are more rows) stay as they are.
         """
-        if self.keys is None or self.values is None:
+        rows = self.batch
+        if rows is None:
             return
-        rows = self.keys.shape[0]
-
-        def changed(x: Tensor) -> Tensor:
-            return x if x.shape[0] == 1 and rows > 1 else change(x)
-
-        self.keys, self.values = change(self.keys), change(self.values)
-        if self.potential is not None:
-            self.potential = changed(self.potential)
+        for name, buffer in self._buffers.items():
+            if name in ("keys", "values") or buffer.batch == rows:
+                buffer.map(change)
         if self.valid is not None:
             self.valid = change(self.valid)
-        self.trail = {name: changed(kept) for name, kept in self.trail.items()}
+        self.trails = {
+            name: trail if trail.batch == 1 and rows > 1 else trail.mapped(change)
+            for name, trail in self.trails.items()
+        }
+
+    def _remember(self, name: str, trail: Any) -> Any:
+        """Join a trail to what is known; returns it whole, and keeps what may still be cropped."""
+        known = self.trails.get(name)
+        whole = trail if known is None else known.joined(trail)
+        self.trails[name] = whole if self.recording else whole.last()
+        return whole
+
+    def _kept(self, name: str) -> Tensor | None:
+        buffer = self._buffers.get(name)
+        if buffer is None:
+            return None
+        return buffer.view.squeeze(-1) if name == "potential" else buffer.view
+
+    def _kept_count(self) -> int:
+        return self._buffers["values"].length if self._buffers else 0
+
+    def _evict(self, carry: Carry) -> None:
+        """Drop the keys that no later query can see, once they are as many as those it can."""
+        bounds = [bound for bound in (carry.window, self.reach) if bound is not None]
+        if not bounds or self.recording or "keys" not in self._buffers:
+            return
+        reach, sinks = min(bounds), carry.sinks
+        if self._kept_count() < 2 * reach + sinks:
+            return
+        needed = self._needed(reach, sinks)
+        index = (
+            torch.arange(self.length, device=needed.device) if self.index is None else self.index
+        )
+        chosen = needed[index].nonzero().squeeze(-1)
+        for buffer in self._buffers.values():
+            buffer.select(chosen)
+        self.index = index[chosen]
+        self._evicted_at = self.length
+
+    def _needed(self, reach: int, sinks: int) -> Tensor:
+        """Which of all tokens read so far the next query may see, in any row: bool [length]."""
+        keys = self._buffers["keys"].view
+        if self.valid is None:
+            position = torch.arange(self.length, device=keys.device)
+            return (position > self.length - reach) | (position < sinks)
+        position = self.valid.cumsum(-1) - 1
+        following = position[:, -1:] + 1
+        seen = self.valid & ((position > following - reach) | (position < sinks))
+        return seen.any(0)
 
 
-def _joined(old: Tensor | None, new: Tensor, dim: int) -> Tensor:
-    if old is None:
-        return new
-    if old.shape[0] != new.shape[0]:  # rows that shared one state have come to differ
-        batch = max(old.shape[0], new.shape[0])
-        old, new = (x.expand(batch, *x.shape[1:]) for x in (old, new))
-    return torch.cat((old, new), dim)
+class _Buffer:
+    """Tokens along the last axis but one, with room for more: appending doesn't move the others."""
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+        self.length = 0
+        self.store: Tensor | None = None
+
+    @property
+    def view(self) -> Tensor:
+        """The tokens that are there, [..., length, ·]."""
+        assert self.store is not None
+        return self.store[..., : self.length, :]
+
+    @property
+    def batch(self) -> int:
+        """Rows of the batch."""
+        assert self.store is not None
+        return self.store.shape[0]
+
+    def append(self, new: Tensor) -> None:
+        """Add tokens; in place, unless a gradient may look back at what is there."""
+        count = new.shape[-2]
+        if self.store is None and self.capacity is None:
+            self.store, self.length = new, count
+            return
+        if self.store is None:
+            self.store = new.new_empty(new.shape)[..., :0, :]
+        if self.store.shape[0] != new.shape[0]:
+            batch = max(self.store.shape[0], new.shape[0])
+            self.store = self.store.expand(batch, *self.store.shape[1:])
+            new = new.expand(batch, *new.shape[1:])
+            self._move(self.length)
+        if torch.is_grad_enabled():
+            self.store = torch.cat((self.view, new), -2)
+        else:
+            if self.length + count > self.store.shape[-2] or self._fixed():
+                self._move(self.length + count + max(_ROOM, self.length // 2))
+            self.store[..., self.length : self.length + count, :] = new
+        self.length += count
+
+    def select(self, index: Tensor) -> None:
+        """Keep the tokens of the index alone."""
+        self.store = self.view.index_select(-2, index)
+        self.length = len(index)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Apply a change of the batch axis."""
+        self.store = change(self.view)
+
+    def _fixed(self) -> bool:
+        """Whether the store may not be written to here, though it has room."""
+        assert self.store is not None
+        return self.store.is_inference() and not torch.is_inference_mode_enabled()
+
+    def _move(self, room: int) -> None:
+        """The tokens into a store of their own, with room for more."""
+        old, size = self.view, room if self.capacity is None else self.capacity
+        self.store = old.new_empty((*old.shape[:-2], max(size, self.length), old.shape[-1]))
+        self.store[..., : self.length, :] = old

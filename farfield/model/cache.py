@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, StaticLayer
 
 from farfield.attention import DecodingState
 
@@ -21,8 +21,8 @@ class FarfieldCacheLayer(CacheLayerMixin):
     is_croppable = True
     supports_early_init = False
 
-    def __init__(self) -> None:
-        self.state = DecodingState()
+    def __init__(self, capacity: int | None = None, reach: int | None = None) -> None:
+        self.state = DecodingState(capacity, reach)
 
     @property
     def keys(self) -> Tensor | None:  # type: ignore[override]
@@ -66,8 +66,8 @@ class FarfieldCacheLayer(CacheLayerMixin):
         return self.state.length
 
     def get_max_length(self) -> int:
-        """-1: the layer grows without bound."""
-        return -1
+        """The fixed capacity; -1 where the layer grows."""
+        return -1 if self.state.capacity is None else self.state.capacity
 
     def activate_past_recording(self) -> None:
         """Keep the frame after each token from now on, so that `crop` can go back to it."""
@@ -76,11 +76,15 @@ class FarfieldCacheLayer(CacheLayerMixin):
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last |tokens_to_remove| tokens exactly (a count ≤ 0, as transformers has it).
 
+        What is left is final: what was recorded to crop it is folded, as transformers' own layers
+        do, so that recording doesn't grow with the text.
+
         Raises: ValueError for a positive count, or where earlier frames were not kept.
         """
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes a count of at most 0, got {tokens_to_remove}")
         self.state.crop(-tokens_to_remove)
+        self.state.commit()
 
     def reset(self) -> None:
         """Forget all tokens."""
@@ -106,17 +110,47 @@ class FarfieldCacheLayer(CacheLayerMixin):
 
 
 class FarfieldCache(Cache):
-    """A growing cache of pulled keys and values for every layer of a farfield model."""
+    """A cache of pulled keys and values for every layer of a farfield model.
 
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers=[FarfieldCacheLayer() for _ in range(layers)])
+    It grows; with `capacity` it holds so many tokens at most, in buffers of that size.
+    """
+
+    def __init__(self, layers: int, capacity: int | None = None) -> None:
+        super().__init__(layers=[FarfieldCacheLayer(capacity) for _ in range(layers)])
+
+    @classmethod
+    def evicting(cls, model: Any, epsilon: float = 1e-6) -> FarfieldCache:
+        """A cache that drops keys as soon as it is proved that they can never matter again.
+
+        The proof is a cap on logits, from the norms of the projections, and a control that takes
+        more from a far key than the cap can give (ALiBi), or hides it (a window; which is evicted
+        from without being asked, too). What is dropped has at most `epsilon` times the weight of a
+        query's own key, so an output errs by at most ε (max‖v‖ + ‖out‖) in each layer, and memory
+        is bounded whatever the length.
+
+        Raises: ValueError for a model that can't promise it (a forget gate may stay at 1, a
+        rotation keeps norms, log-n lets logits grow) or an epsilon outside (0, 1).
+        """
+        if not 0.0 < epsilon < 1.0:
+            raise ValueError(f"epsilon is {epsilon}; expected a number between 0 and 1")
+        cache = cls(0)
+        for layer in model.get_decoder().layers:
+            cap = layer.self_attn.logit_cap(layer.input_layernorm.weight)
+            reach = layer.self_attn.mechanism.reach(cap, epsilon)
+            if reach is None:
+                raise ValueError(
+                    f"{model.config.mechanism}: no key can be proved never to matter again; "
+                    "expected a mechanism with alibi or a window, and without logn"
+                )
+            cache.layers.append(FarfieldCacheLayer(reach=reach))
+        return cache
 
     @staticmethod
     def adopt(cache: Cache, layers: int) -> Cache:
         """Make any *empty* transformers cache one that can remember frames, in place.
 
         Raises: ValueError for one that already holds tokens, is of another model's depth, or does
-        more than grow (a fixed size, a window, quantised or offloaded keys).
+        what ours doesn't (a window of its own, quantised or offloaded keys).
         """
         if all(isinstance(layer, FarfieldCacheLayer) for layer in cache.layers) and cache.layers:
             if len(cache.layers) != layers:
@@ -125,12 +159,15 @@ class FarfieldCache(Cache):
         if cache.get_seq_length() > 0:
             raise ValueError("this cache holds keys of another model; pass an empty one")
         kinds = {type(layer) for layer in cache.layers} | {cache.layer_class_to_replicate}
-        if not kinds <= {DynamicLayer, None} or cache.offloading:
+        if not kinds <= {DynamicLayer, StaticLayer, None} or cache.offloading:
             raise ValueError(
-                f"{type(cache).__name__} is not supported; use a DynamicCache, or pass none"
+                f"{type(cache).__name__} is not supported; use a DynamicCache or a StaticCache, or "
+                "pass none"
             )
         recording = any(getattr(layer, "record_past", False) for layer in cache.layers)
-        cache.layers = [FarfieldCacheLayer() for _ in range(layers)]
+        sizes = {layer.max_cache_len for layer in cache.layers if isinstance(layer, StaticLayer)}
+        capacity = sizes.pop() if sizes else None
+        cache.layers = [FarfieldCacheLayer(capacity) for _ in range(layers)]
         cache.layer_class_to_replicate = None
         if recording:
             cache.activate_past_recording()

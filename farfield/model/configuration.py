@@ -110,6 +110,7 @@ class FarfieldConfig(PreTrainedConfig):
             layer=layer,
             seed=self.seed,
             rope_base=self.rope_base,
+            train_length=self.train_length,
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, initialization
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
@@ -17,10 +17,11 @@ from transformers.modeling_utils import slice_logits_to_keep
 from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
-from farfield.attention import Attention, DecodingState, Tokens
+from farfield.attention import Attention, Tokens
 from farfield.attention.mechanism import Mechanism
 from farfield.model.cache import FarfieldCache, decoding_state, past_length
 from farfield.model.configuration import FarfieldConfig
+from farfield.model.inputs import check_positions, packing, positions, valid_keys
 
 _renamed_cache = deprecate_kwarg("past_key_values", version="5.40.0", new_name="cache")
 
@@ -53,11 +54,16 @@ class FarfieldDecoderLayer(GradientCheckpointingLayer):
         self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
-        self, hidden: Tensor, tokens: Tokens, valid: Tensor | None, cache: Cache | None = None
+        self,
+        hidden: Tensor,
+        tokens: Tokens,
+        valid: Tensor | None,
+        engine: str = "auto",
+        cache: Cache | None = None,
     ) -> Tensor:
         """Shapes: hidden [B, T, D] in and out; valid bool [B, earlier + T] or None."""
         seen = replace(tokens, hidden=self.input_layernorm(hidden))
-        hidden = hidden + self.self_attn(seen, decoding_state(cache, self.layer), valid)
+        hidden = hidden + self.self_attn(seen, decoding_state(cache, self.layer), valid, engine)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))
 
 
@@ -73,10 +79,12 @@ class FarfieldPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, (nn.Linear, nn.Embedding)):
-            nn.init.normal_(module.weight, std=self._initial_std(module))
-        elif isinstance(module, nn.RMSNorm):
-            nn.init.ones_(module.weight)
+        for name, parameter in module.named_parameters(recurse=False):
+            given = _given_start(module, name)
+            if given is None:
+                nn.init.normal_(parameter, std=self._initial_std(module))
+            else:
+                initialization.copy_(parameter, given)
 
     def _initial_std(self, module: nn.Module) -> float:
         std: Any = getattr(module, "initial_std", self.config.initializer_range)
@@ -88,12 +96,15 @@ class FarfieldPreTrainedModel(PreTrainedModel):
 
         Two models then start from the same values in every weight they have in common, whatever
         else the mechanism of one adds. Norms start at one, matrices normal with
-        `initializer_range`, except where a module names its own `initial_std`.
+        `initializer_range`, except where a module names its own `initial_std` or, for some of its
+        parameters, `initial_values`.
         """
         for name, parameter in self.named_parameters():
-            owner = self.get_submodule(name.rpartition(".")[0])
-            if isinstance(owner, nn.RMSNorm):
-                parameter.fill_(1.0)
+            path, _, own = name.rpartition(".")
+            owner = self.get_submodule(path)
+            given = _given_start(owner, own)
+            if given is not None:
+                parameter.copy_(given)
                 continue
             digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
@@ -135,6 +146,14 @@ class FarfieldPreTrainedModel(PreTrainedModel):
         ]
 
 
+def _given_start(module: nn.Module, name: str) -> Tensor | None:
+    """The values a parameter of the module starts from, or None where they are drawn."""
+    if isinstance(module, nn.RMSNorm):
+        return torch.ones(1)
+    values: Any = getattr(module, "initial_values", {})
+    return torch.tensor(values[name]) if name in values else None
+
+
 class FarfieldModel(FarfieldPreTrainedModel):
     """The decoder without its head."""
 
@@ -159,34 +178,50 @@ class FarfieldModel(FarfieldPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        segment_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         nonce: int | None = None,
+        engine: str = "auto",
     ) -> BaseModelOutputWithPast:
         """Hidden states of tokens that follow those in `cache`.
 
-        Positions follow from `attention_mask` alone; `position_ids` may be given and must agree.
-        `nonce` names the draw of fresh random angles (default 0, the one of evaluation).
+        Positions follow from `attention_mask` and the documents alone; `position_ids` may be given
+        and must agree. Packed documents are named by `segment_ids` (a run of equal ids is one), or
+        by the bounds `cu_seqlens` of a single flattened row; they know nothing of each other.
+        `nonce` names the draw of fresh random angles (default 0, the one of evaluation), `engine`
+        what computes the softmax attention (default: the best that serves).
 
         Shapes: input_ids [B, T] or inputs_embeds [B, T, D]; attention_mask [B, earlier + T], 0 at
-        padding; returns last_hidden_state [B, T, D].
+        padding; segment_ids int [B, T]; cu_seqlens int [documents + 1]; returns last_hidden_state
+        [B, T, D].
         Raises: ValueError for an input that can't be expressed.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("pass exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache is None and (segment_ids is not None or cu_seqlens is not None):
+            use_cache = False
         use_cache = self._use_cache(use_cache, cache)
         if use_cache and cache is None:
             cache = FarfieldCache(len(self.layers))
         if cache is not None:
             cache = FarfieldCache.adopt(cache, len(self.layers))
         batch, length = inputs_embeds.shape[:2]
-        valid = _valid(attention_mask, batch, length, decoding_state(cache, 0))
-        tokens = self._tokens(input_ids, inputs_embeds, valid, position_ids, nonce, cache)
+        valid = valid_keys(attention_mask, batch, length, decoding_state(cache, 0))
+        past = past_length(cache)
+        position = positions(past, length, valid, inputs_embeds.device)
+        here = None if valid is None else valid[:, past:]
+        packed = packing(segment_ids, cu_seqlens, inputs_embeds, valid, cache is not None)
+        check_positions(position_ids, position if packed is None else packed.position, here)
+        tokens = Tokens(
+            inputs_embeds, position, input_ids, here, self._nonce(nonce), packing=packed
+        )
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden, states = inputs_embeds, [inputs_embeds]
         for layer in self.layers:
-            hidden = layer(hidden, tokens, valid, cache=cache)
+            hidden = layer(hidden, tokens, valid, engine, cache=cache)
             if output_hidden_states:
                 states.append(hidden)
         hidden = self.norm(hidden)
@@ -205,81 +240,13 @@ class FarfieldModel(FarfieldPreTrainedModel):
             return self.config.use_cache and not self.training
         return use_cache
 
-    def _tokens(
-        self,
-        ids: Tensor | None,
-        embeds: Tensor,
-        valid: Tensor | None,
-        position_ids: Tensor | None,
-        nonce: int | None,
-        cache: Cache | None,
-    ) -> Tokens:
-        """The tokens of this call as a mechanism sees them."""
-        if nonce is None:
-            if self.training and self.needs_nonce:
-                raise ValueError(
-                    f"{self.config.mechanism} draws its angles afresh each iteration: pass "
-                    "nonce=iteration when training (farfield's own training does)"
-                )
-            nonce = 0
-        past, length = past_length(cache), embeds.shape[1]
-        if valid is None:
-            position = torch.arange(past, past + length, device=embeds.device).unsqueeze(0)
-            here = None
-        else:
-            position = (valid.cumsum(-1) - 1).clamp(min=0)[:, past:]
-            here = valid[:, past:]
-        _check_positions(position_ids, position, here)
-        return Tokens(embeds, position, ids, here, nonce)
-
-
-def _valid(
-    mask: Tensor | None, batch: int, length: int, state: DecodingState | None
-) -> Tensor | None:
-    """Which of all keys are real: bool [B, earlier + T], or None where nothing is padding.
-
-    A cached token's step is in the frame already, so a later mask can't change its mind about it;
-    a call without a mask goes on from what is known. The state remembers the answer.
-    """
-    past = 0 if state is None else state.length
-    known = state.valid if state is not None and past else None
-    if state is not None and state.keys is not None and state.keys.shape[0] != batch:
-        raise ValueError(f"the cache holds {state.keys.shape[0]} rows, the input {batch}")
-    if mask is None:
-        valid = known
-        if known is not None:
-            valid = torch.cat((known, known.new_ones(batch, length)), -1)
-    elif tuple(mask.shape) != (batch, past + length):
-        raise ValueError(
-            f"attention_mask has shape {list(mask.shape)}; expected [batch, cached + new tokens] = "
-            f"[{batch}, {past + length}], 0 at padding"
-        )
-    else:
-        valid = mask.bool()
-        earlier = valid[:, :past]
-        if not bool((earlier if known is None else earlier == known).all()):
+    def _nonce(self, nonce: int | None) -> int:
+        if nonce is None and self.training and self.needs_nonce:
             raise ValueError(
-                "attention_mask disagrees with the one the cached tokens were read under; "
-                "a token can't become padding, or stop being it, afterwards"
+                f"{self.config.mechanism} draws its angles afresh each iteration: pass "
+                "nonce=iteration when training (farfield's own training does)"
             )
-        valid = None if bool(valid.all()) else valid
-    if state is not None:
-        state.valid = valid
-    return valid
-
-
-def _check_positions(given: Tensor | None, position: Tensor, here: Tensor | None) -> None:
-    """Positions follow from the mask; ones that say otherwise can't be honoured."""
-    if given is None:
-        return
-    differs = given.to(position.device) != position
-    if here is not None:
-        differs = differs & here
-    if bool(differs.any()):
-        raise ValueError(
-            "position_ids must count the tokens that attention_mask keeps, from 0; accumulated "
-            "transports have no other positions"
-        )
+        return 0 if nonce is None else nonce
 
 
 class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
@@ -306,7 +273,10 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        segment_ids: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
         nonce: int | None = None,
+        engine: str = "auto",
     ) -> CausalLMOutputWithPast:
         """Logits, and with `labels` the mean next-token loss (labels are shifted here).
 
@@ -321,7 +291,10 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
+            segment_ids=segment_ids,
+            cu_seqlens=cu_seqlens,
             nonce=nonce,
+            engine=engine,
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
         loss = None
@@ -350,9 +323,10 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
         dynamic cache during the first forward would come too late.
         """
         implementation = generation_config.cache_implementation
-        if implementation not in (None, "dynamic"):
+        if implementation not in (None, "dynamic", "static"):
             raise ValueError(
-                f"cache_implementation '{implementation}' is not supported; expected 'dynamic'"
+                f"cache_implementation '{implementation}' is not supported; expected 'dynamic' or "
+                "'static'"
             )
         if model_kwargs.get("cache") is not None or generation_config.use_cache is False:
             super()._prepare_cache_for_generation(  # type: ignore[misc]
@@ -361,6 +335,7 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
             if model_kwargs.get("cache") is not None:
                 FarfieldCache.adopt(model_kwargs["cache"], self.config.num_hidden_layers)
             return
-        model_kwargs["cache"] = FarfieldCache(self.config.num_hidden_layers)
+        capacity = max_cache_length if implementation == "static" else None
+        model_kwargs["cache"] = FarfieldCache(self.config.num_hidden_layers, capacity)
         if generation_config.is_assistant:
             model_kwargs["cache"].activate_past_recording()

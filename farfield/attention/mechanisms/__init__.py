@@ -1,8 +1,10 @@
 """The table of mechanisms, and the names that compose them.
 
-A name is a transport, `v` if values are carried along it, and a control, joined by `+`:
-`learned+v+alibi`. A part may have options after a colon, `learned:c=0`; the first may go without
-its name, `rope:mixing`. A control alone stands on `nope`: `alibi` is `nope+alibi`.
+A name is a transport, `v` if values are carried along it, and controls, joined by `+`:
+`learned+v+forget`. A part may have options after a colon, `learned:c=0`; the first may go without
+its name, `rope:mixing`. Controls alone stand on `nope`: `alibi` is `nope+alibi`. Controls stack
+where each sets another field of the Carry: a potential (`alibi`, `forget`), a window, a scale of
+the logits (`logn`).
 
 A mechanism of your own is one more row, from outside the package:
 
@@ -20,7 +22,16 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from torch import nn
 
 from farfield.attention.mechanism import Geometry, Mechanism
-from farfield.attention.mechanisms import alibi, learned, nope, random, rope
+from farfield.attention.mechanisms import (
+    alibi,
+    forget,
+    learned,
+    logn,
+    nope,
+    random,
+    rope,
+    window,
+)
 
 CARRIED = "v"
 """The part of a name that says values are carried."""
@@ -31,7 +42,8 @@ class Row:
     """One transport or control: its name, what it is, its step or potential, and how to build it.
 
     `options` is a frozen dataclass whose fields all have defaults; `build(geometry, options)`
-    returns the module (None: the identity transport).
+    returns the module (None: the identity transport). `sets` is the field of the Carry that a
+    control sets. `values_stay` is why values can't be carried along a transport (empty: they can).
     """
 
     name: str
@@ -40,12 +52,22 @@ class Row:
     equation: str
     options: type
     build: Callable[[Geometry, Any], nn.Module | None]
+    sets: str = ""
+    values_stay: str = ""
 
 
 _TABLE: dict[str, Row] = {
     row.name: row
     for row in (
-        Row("nope", "transport", "no position at all", "M_t = I", nope.Options, nope.nope),
+        Row(
+            "nope",
+            "transport",
+            "no position at all",
+            "M_t = I",
+            nope.Options,
+            nope.nope,
+            values_stay="there is no transport to carry them along; add one, such as 'rope+v'",
+        ),
         Row("rope", "transport", "rotation by position", "M_t = R(-ω_b)", rope.Options, rope.Rope),
         Row(
             "random",
@@ -78,6 +100,34 @@ _TABLE: dict[str, Row] = {
             "u_t = m_h t",
             alibi.Options,
             alibi.Alibi,
+            sets="potential",
+        ),
+        Row(
+            "forget",
+            "control",
+            "a gate for every token decides how much of the past is kept",
+            "u_t = -Σ log sigmoid(W x_l + b)",
+            forget.Options,
+            forget.Forget,
+            sets="potential",
+        ),
+        Row(
+            "window",
+            "control",
+            "nothing further than N tokens is visible, sinks apart",
+            "i - j < N",
+            window.Options,
+            window.Window,
+            sets="window",
+        ),
+        Row(
+            "logn",
+            "control",
+            "logits grow with the logarithm of the number of keys",
+            "c_i = s log n_i",
+            logn.Options,
+            logn.Logn,
+            sets="logit_scale",
         ),
     )
 }
@@ -103,20 +153,20 @@ class Part:
 
 @dataclass(frozen=True)
 class Composition:
-    """A composed name, read: its transport, whether values are carried, its control if any."""
+    """A composed name, read: its transport, whether values are carried, its controls in the
+    table's order."""
 
     transport: Part
     carried: bool
-    control: Part | None
+    controls: tuple[Part, ...]
 
     def __str__(self) -> str:
         parts = [str(self.transport)]
         if self.carried:
             parts.append(CARRIED)
-        if self.control is not None:
-            parts.append(str(self.control))
-            if parts[0] == "nope":
-                del parts[0]
+        parts += [str(control) for control in self.controls]
+        if parts[0] == "nope" and len(parts) > 1:
+            del parts[0]
         return "+".join(parts)
 
 
@@ -131,6 +181,11 @@ def register(row: Row) -> None:
         raise ValueError(f"mechanism '{row.name}' is already registered")
     if not row.name.isidentifier():
         raise ValueError(f"mechanism name '{row.name}' is not an identifier")
+    if (row.kind == "control") != bool(row.sets):
+        raise ValueError(
+            f"mechanism '{row.name}': a control names the field it sets, and a transport none; "
+            f"got sets='{row.sets}'"
+        )
     if any(f.default is MISSING for f in fields(row.options)):
         raise ValueError(f"every option of mechanism '{row.name}' needs a default")
     for key, kind in get_type_hints(row.options).items():
@@ -159,19 +214,26 @@ def parse(name: str) -> Composition:
             continue
         part = _part(text, name)
         (transports if part.row.kind == "transport" else controls).append(part)
-    for kind, found in (("transport", transports), ("control", controls)):
-        if len(found) > 1:
-            raise ValueError(
-                f"mechanism '{name}' names {len(found)} {kind}s "
-                f"({', '.join(p.row.name for p in found)}); expected at most one"
-            )
-    transport = transports[0] if transports else Part(_TABLE["nope"], nope.Options())
-    if carried and transport.row.name == "nope":
+    if len(transports) > 1:
         raise ValueError(
-            f"mechanism '{name}' carries values along no transport; add one, "
-            f"such as 'rope+v' ({_valid()})"
+            f"mechanism '{name}' names {len(transports)} transports "
+            f"({', '.join(p.row.name for p in transports)}); expected at most one"
         )
-    return Composition(transport, carried, controls[0] if controls else None)
+    transport = transports[0] if transports else Part(_TABLE["nope"], nope.Options())
+    if carried and transport.row.values_stay:
+        raise ValueError(
+            f"mechanism '{name}' can't carry values: {transport.row.values_stay} ({_valid()})"
+        )
+    order = list(_TABLE)
+    controls.sort(key=lambda part: order.index(part.row.name))
+    for i, one in enumerate(controls):
+        for other in controls[i + 1 :]:
+            if one.row.sets == other.row.sets:
+                raise ValueError(
+                    f"mechanism '{name}' names {one.row.name} and {other.row.name}, which both "
+                    f"set the {one.row.sets.replace('_', ' ')}; expected at most one of them"
+                )
+    return Composition(transport, carried, tuple(controls))
 
 
 def canonical(name: str) -> str:
@@ -191,11 +253,10 @@ def build(name: str, geometry: Geometry) -> Mechanism:
     """The mechanism of a composed name for one attention layer. Raises: ValueError as `parse`."""
     composition = parse(name)
     transport = composition.transport
-    control = composition.control
     return Mechanism(
         transport.row.build(geometry, transport.options),  # type: ignore[arg-type]
         composition.carried,
-        control and control.row.build(geometry, control.options),  # type: ignore[arg-type]
+        tuple(part.row.build(geometry, part.options) for part in composition.controls),  # type: ignore[misc]
     )
 
 

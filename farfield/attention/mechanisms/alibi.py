@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from farfield.attention.mechanism import Control, Geometry, State, Tokens
+from farfield.attention.mechanism import Carry, Control, Geometry, State, Tokens
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,17 @@ class Alibi(Control):
         super().__init__()
         self.slopes = tuple(slopes(geometry.heads).tolist())
 
-    def forward(self, tokens: Tokens, state: State) -> tuple[Tensor, State]:
+    def forward(self, tokens: Tokens, state: State, carry: Carry) -> Carry:
         """Potential [B or 1, H, T] float64; no state, the position says it all."""
         slope = torch.tensor(self.slopes, dtype=torch.float64, device=tokens.position.device)
-        return tokens.position[:, None, :] * slope[:, None], {}
+        return replace(carry, potential=tokens.position[:, None, :] * slope[:, None])
+
+    def reach(self, cap: Tensor, epsilon: float) -> int | None:
+        """The least n with Σ_{l≥n} e^{Λ - m l} ≤ ε e^{-Λ} for every head, Λ its cap.
+
+        Source: docs/theory.md, T4 (ALiBi), with the query's own key alone as the near set.
+        """
+        slope = torch.tensor(self.slopes, dtype=torch.float64, device=cap.device)
+        tail = -torch.log(-torch.expm1(-slope)) - math.log(epsilon)
+        least = ((2.0 * cap.double() + tail) / slope).ceil().clamp(min=1.0).amax()
+        return int(least) if bool(least.isfinite()) else None

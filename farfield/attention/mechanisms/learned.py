@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from farfield.algebra.rotation import RotationFrame
+from farfield.algebra.trail import Rows
 from farfield.algebra.turns import to_turns
-from farfield.attention.mechanism import Geometry, State, Tokens, Transport
+from farfield.attention.mechanism import Carry, Geometry, State, Tokens, Transport, end
 from farfield.attention.mechanisms.rope import Frequencies, frequencies
 
 
@@ -50,14 +51,14 @@ class Learned(Transport):
         self.weight.initial_std = options.std  # type: ignore[assignment]
         self.angle_parameters = ("weight.weight",)
 
-    def forward(self, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
+    def forward(self, tokens: Tokens, state: State) -> Carry:
         """Frames [B, kv heads, T, N]. Raises: ValueError where the source is the token id and
         ids are not known."""
         angle = tokens.real(self._angle(tokens))
         constant = torch.tensor(self.constant, dtype=torch.int64, device=angle.device)
         constant = tokens.real(constant.expand(1, 1, 1, -1))
-        frame = RotationFrame.from_angles(angle, state.get("turns"), constant)
-        return frame, {"turns": frame.trail}
+        frame = RotationFrame.from_angles(angle, end(state, "turns"), constant)
+        return Carry(frame, state={"turns": Rows(frame.turns)})
 
     def resize_vocabulary(self, size: int) -> None:
         """Refused where each id has a learned row: a new id would have none."""

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from farfield.algebra.hashing import normal
 from farfield.algebra.rotation import RotationFrame, mixing_scales
+from farfield.algebra.trail import Rows
 from farfield.algebra.turns import accumulate, to_turns
-from farfield.attention.mechanism import Geometry, State, Tokens, Transport
+from farfield.attention.mechanism import Carry, Geometry, State, Tokens, Transport, end
 
 _TABLE_ELEMENTS = 2**20
 """A table of all ids is kept as a cache where it has at most this many angles."""
@@ -43,11 +44,11 @@ class _Hashed(Transport):
         key = key[..., None, :, None]
         return to_turns(scales * normal(*draw, self.geometry.layer, head, block, key))
 
-    def frame(self, turns: Tensor, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
+    def frame(self, turns: Tensor, tokens: Tokens, state: State) -> Carry:
         """Frames that continue the state by `turns` [B or 1, heads, T, N]."""
-        sums = accumulate(tokens.real(turns), state.get("turns"))
+        sums = accumulate(tokens.real(turns), end(state, "turns"))
         frame = RotationFrame.from_turns(sums, tokens.frame_dtype)
-        return frame, {"turns": frame.trail}
+        return Carry(frame, state={"turns": Rows(sums)})
 
 
 class Random(_Hashed):
@@ -57,7 +58,7 @@ class Random(_Hashed):
         super().__init__(geometry, options)
         self._table: Tensor | None = None
 
-    def forward(self, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
+    def forward(self, tokens: Tokens, state: State) -> Carry:
         """Frames [B, kv heads, T, N]. Raises: ValueError where token ids are not known."""
         if tokens.ids is None:
             raise ValueError("random hashes token ids: pass input_ids, not inputs_embeds")
@@ -83,7 +84,7 @@ class RandomIid(_Hashed):
 
     fresh = True
 
-    def forward(self, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
+    def forward(self, tokens: Tokens, state: State) -> Carry:
         """Frames [B or 1, kv heads, T, N]."""
         draw = (self.geometry.seed, tokens.nonce)
         return self.frame(self.drawn(draw, tokens.position), tokens, state)
