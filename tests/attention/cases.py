@@ -18,7 +18,7 @@ from farfield.algebra.hashing import normal
 from farfield.attention import Attention, Geometry, Tokens, mechanisms
 from farfield.attention.mechanism import Mechanism
 
-WIDTH, VOCABULARY, WINDOW = 10, 11, 32
+WIDTH, VOCABULARY, WINDOW, LENGTH = 10, 11, 32, 16
 
 
 def _spellings(row: mechanisms.Row) -> list[str]:
@@ -35,27 +35,39 @@ def _spellings(row: mechanisms.Row) -> list[str]:
     return spelled
 
 
+STACKS = ("alibi+window:3,sinks=1", "forget+window:3+logn")
+"""Controls together: each sets another field of the Carry."""
+
+
+def _controls() -> list[str]:
+    """No control, every control (a window small enough to matter), and some together."""
+    small = {"window": "window:3"}
+    rows = [row.name for row in mechanisms.table() if row.kind == "control"]
+    return ["", *(small.get(row, row) for row in rows), *STACKS]
+
+
 def names() -> list[str]:
-    """Table × options × {left, carried} × {no control, each control}, as canonical names."""
-    rows = mechanisms.table()
-    transports = [text for row in rows if row.kind == "transport" for text in _spellings(row)]
-    controls = [text for row in rows if row.kind == "control" for text in _spellings(row)]
+    """Transports × {left, carried} × controls, and each option of a part away from its default."""
     found = []
-    for transport in transports:
-        for carried in ("", "+v") if transport != "nope" else ("",):
-            for control in ("", *(f"+{text}" for text in controls)):
-                found.append(mechanisms.canonical(transport + carried + control))
-    return found
+    for row in mechanisms.table():
+        spelled = _spellings(row)
+        if row.kind == "control":
+            found += spelled
+            continue
+        for carried in ("", "+v") if not row.values_stay else ("",):
+            found += [text + carried for text in spelled]
+            found += [f"{row.name}{carried}+{control}" for control in _controls() if control]
+    return list(dict.fromkeys(mechanisms.canonical(name) for name in found))
 
 
 NAMES = names()
 FULLEST = [
     name
     for name in NAMES
-    if (composition := mechanisms.parse(name)).control
-    and (composition.carried or composition.transport.row.name == "nope")
+    if (composition := mechanisms.parse(name)).controls
+    and (composition.carried or composition.transport.row.values_stay)
 ]
-"""One case for every transport and option: values carried where they can be, and a control."""
+"""Cases for every transport: values carried where they can be, and controls."""
 
 
 def geometry(**changes: Any) -> Geometry:
@@ -69,6 +81,7 @@ def geometry(**changes: Any) -> Geometry:
         mixing_window=WINDOW,
         layer=1,
         seed=3,
+        train_length=LENGTH,
     )
     return replace(plain, **changes)
 
@@ -232,17 +245,45 @@ def steps(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tenso
     return frames @ before.transpose(-1, -2)
 
 
+def _control(name: str, kind: str) -> Any:
+    """The options of a control in the name, or None where it isn't there."""
+    found = [p.options for p in mechanisms.parse(name).controls if p.row.name == kind]
+    return found[0] if found else None
+
+
 def potential(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor | None:
-    """u [B or 1, H, T]: by definition for alibi, else from the control itself."""
-    control = mechanisms.parse(name).control
-    if control is None:
+    """u [B or 1, H, T]: by definition for alibi and forget, else from the control itself."""
+    if _control(name, "alibi"):
+        slopes = reference.alibi_slopes(shape.heads)
+        return slopes[:, None] * tokens.position[:, None, :].double()
+    groups = shape.heads // shape.kv_heads
+    if _control(name, "forget"):
+        (gate,) = (c for c in layer.mechanism.controls if hasattr(c, "log_gate"))
+        score = tokens.hidden.double() @ gate.weight.double().T + gate.bias.double()
+        log = torch.log(1.0 / (1.0 + torch.exp(-score)))
+        if tokens.valid is not None:
+            log = log * tokens.valid[..., None]
+        return -log.cumsum(1).transpose(1, 2).repeat_interleave(groups, 1)
+    found = layer.mechanism(tokens, {}).potential
+    return None if found is None else found.repeat_interleave(shape.heads // found.shape[1], 1)
+
+
+def logit_scale(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor | None:
+    """c [B or 1, H, T]: s log(number of keys the row sees) for logn."""
+    options = _control(name, "logn")
+    if options is None:
         return None
-    if control.row.name != "alibi":
-        found = layer.mechanism(tokens, {}).potential
-        assert found is not None
-        return found.repeat_interleave(shape.heads // found.shape[1], 1)
-    slopes = reference.alibi_slopes(shape.heads)
-    return slopes[:, None] * tokens.position[:, None, :].double()
+    (control,) = (c for c in layer.mechanism.controls if type(c).__name__ == "Logn")
+    scale = torch.full((shape.heads,), 1.0 / math.log(LENGTH), dtype=torch.float64)
+    if options.scale == "learned":
+        scale = control.scale.double()
+    window = _control(name, "window")
+    seen = tokens.position + 1
+    if window is not None:
+        size = window.size or LENGTH
+        near, sinks = seen.clamp(max=size), (seen - size).clamp(0, window.sinks)
+        seen = near + sinks
+    return scale[:, None] * seen.double().log()[:, None]
 
 
 def expected(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor:
@@ -252,6 +293,7 @@ def expected(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Te
         out = tokens.hidden.double() @ projection.weight.double().T
         return out.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
 
+    window = _control(name, "window")
     out = reference.attention(
         heads(layer.q_proj),
         heads(layer.k_proj),
@@ -259,6 +301,9 @@ def expected(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Te
         steps=steps(layer, name, shape, tokens),
         carry_values=mechanisms.parse(name).carried,
         potential=potential(layer, name, shape, tokens),
+        logit_scale=logit_scale(layer, name, shape, tokens),
         valid=tokens.valid,
+        window=(window.size or LENGTH) if window else None,
+        sinks=window.sinks if window else 0,
     )
     return out.transpose(1, 2).flatten(-2) @ layer.o_proj.weight.double().T

@@ -12,6 +12,7 @@ from cases import FULLEST, NAMES, expected, geometry, layer_of, part, rows, sequ
 from torch import Tensor
 
 from farfield.attention import Attention, DecodingState, Tokens, mechanisms
+from farfield.attention.packing import Packing
 
 CLOSE: Any = {"rtol": 0.0, "atol": 1e-11}
 
@@ -135,6 +136,41 @@ def test_a_row_alone_is_that_row_in_a_batch(name: str) -> None:
 
 
 @every_mechanism
+def test_packed_documents_are_the_documents_alone(name: str) -> None:
+    """Lengths 3, 1, 5 in one row and 2, 4 with padding in the other; and an edited neighbour."""
+    segments = torch.tensor([[7, 7, 7, 2, 4, 4, 4, 4, 4], [1, 1, 9, 9, 9, 9, 9, 9, 9]])
+    valid = torch.ones(2, 9).bool()
+    valid[1, 4], valid[1, 6:8] = False, False
+    layer, tokens = layer_of(name), sequence(2, 9, valid)
+    packed = replace(tokens, packing=Packing.of(segments, valid))
+    out = layer(packed)
+    for row, (first, last) in ((0, (0, 3)), (0, (3, 4)), (0, (4, 9)), (1, (0, 2)), (1, (2, 9))):
+        keep = [t for t in range(first, last) if valid[row, t]]
+        document = rows(tokens, [row])
+        assert document.ids is not None
+        alone = Tokens(
+            document.hidden[:, keep],
+            torch.arange(len(keep)).unsqueeze(0),
+            document.ids[:, keep],
+            nonce=tokens.nonce,
+        )
+        torch.testing.assert_close(out[row, keep], layer(alone)[0], **CLOSE)
+    assert (out[~valid] == 0).all()
+    edited = tokens.hidden.clone()
+    edited[0, :3] = sequence(1, 3, seed=9).hidden[0]
+    again = layer(replace(packed, hidden=edited))
+    assert torch.equal(again[0, 3:], out[0, 3:])
+    assert torch.equal(again[1], out[1])
+    assert not torch.equal(again[0, :3], out[0, :3])
+
+
+def test_documents_have_no_state_to_continue_from() -> None:
+    tokens = replace(sequence(1, 4), packing=Packing.of(torch.tensor([[0, 0, 1, 1]])))
+    with pytest.raises(ValueError, match="packed documents have no one state"):
+        layer_of("rope")(tokens, DecodingState())
+
+
+@every_mechanism
 def test_what_was_cropped_was_never_decoded(name: str) -> None:
     layer, tokens, wrong = layer_of(name), sequence(2, 7), sequence(2, 7, seed=9)
     whole = layer(tokens)
@@ -161,7 +197,7 @@ def test_cropping_beyond_what_was_kept_raises_and_loses_nothing(name: str) -> No
     layer(part(tokens, 0, 4), state)
     with pytest.raises(ValueError, match="cannot crop 5 tokens: only 4 are cached"):
         state.crop(5)
-    if state.trail:
+    if any(trail.spare == 0 for trail in state.trails.values()):
         with pytest.raises(ValueError, match=r"cannot crop 1 tokens: .*activate_past_recording"):
             state.crop(1)
         rest = layer(part(tokens, 4, 6), state)
@@ -247,5 +283,6 @@ def test_the_list_of_cases_covers_the_table() -> None:
     assert {c.transport.row.name for c in compositions} == {
         row.name for row in mechanisms.table() if row.kind == "transport"
     }
-    assert {"rope:mixing+v+alibi", "learned:c=0+v", "learned:source=token", "alibi"} <= set(NAMES)
+    assert {"rope:mixing+v", "learned:c=0+v", "learned:source=token", "alibi"} <= set(NAMES)
+    assert {"random+v+forget+window:3+logn", "alibi+window:3,sinks=1"} <= set(NAMES)
     assert len(set(NAMES)) == len(NAMES)

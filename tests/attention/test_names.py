@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 from farfield import FarfieldConfig, FarfieldForCausalLM
 from farfield.algebra.rotation import RotationFrame
+from farfield.algebra.trail import Rows
 from farfield.attention import Geometry, Tokens, mechanisms
-from farfield.attention.mechanism import State, Transport
+from farfield.attention.mechanism import Carry, State, Transport, end
 from farfield.attention.mechanisms import Row, canonical, parse, register, slug, table
 
 number = st.floats(-1e6, 1e6, allow_nan=False).map(repr) | st.integers(-9, 9).map(str)
 large = st.sampled_from(["1e20", "2.5E+16", "1e-7", "-0.0", "0.1234567890123", "1e300"])
 OPTIONS = {
     "rope": {"frequencies": st.sampled_from(["rotary", "mixing"])},
+    "forget": {"longest": st.sampled_from(["0", "64", "1e3"])},
+    "window": {"size": st.integers(0, 99).map(str), "sinks": st.integers(0, 4).map(str)},
+    "logn": {"scale": st.sampled_from(["learned", "fixed"])},
     "learned": {
         "frequencies": st.sampled_from(["rotary", "mixing"]),
         "c": number | large.filter(lambda text: "+" not in text),
@@ -53,20 +57,22 @@ def composed(draw: st.DrawFn) -> tuple[str, str]:
     parts = [] if transport is None else [draw(spelled(transport))]
     if transport not in (None, "nope") and draw(st.booleans()):
         parts.append("v")
-    if not parts or draw(st.booleans()):
-        parts.append(draw(spelled("alibi")))
+    controls = [
+        *draw(st.sampled_from([[], ["alibi"], ["forget"]])),
+        *(name for name in ("window", "logn") if draw(st.booleans())),
+    ]
+    parts += [draw(spelled(name)) for name in controls or ([] if parts else ["alibi"])]
     return "+".join(draw(st.permutations(parts))), "+".join(parts)
 
 
 def meaning(name: str) -> Any:
     """What a name says, without its spelling."""
     found = parse(name)
-    control = found.control
     return (
         found.transport.row.name,
         tuple(asdict(found.transport.options).items()),
         found.carried,
-        control and (control.row.name, tuple(asdict(control.options).items())),
+        [(control.row.name, tuple(asdict(control.options).items())) for control in found.controls],
     )
 
 
@@ -134,11 +140,13 @@ def test_spellings(given_name: str, one: str | None) -> None:
         ("rope +v", ["unknown mechanism 'rope '", "did you mean 'rope'?"]),
         ("rope+rope", ["names 2 transports (rope, rope); expected at most one"]),
         ("rope+learned", ["names 2 transports (rope, learned); expected at most one"]),
-        ("alibi+rope+alibi", ["names 2 controls (alibi, alibi); expected at most one"]),
+        ("alibi+rope+alibi", ["names alibi and alibi, which both set the potential"]),
+        ("rope+forget+alibi", ["names alibi and forget, which both set the potential"]),
+        ("window:4+logn+window:5", ["names window and window, which both set the window"]),
         ("rope+v+v", ["carries values twice"]),
-        ("v", ["carries values along no transport", "'rope+v'"]),
-        ("nope+v", ["carries values along no transport"]),
-        ("v+alibi", ["carries values along no transport"]),
+        ("v", ["can't carry values: there is no transport", "'rope+v'"]),
+        ("nope+v", ["can't carry values: there is no transport"]),
+        ("v+alibi", ["can't carry values: there is no transport"]),
         ("rope+v:far", ["'v' in 'rope+v:far' takes no options, got 'far'"]),
         ("rope:mixin", ["option 'frequencies' of 'rope'", "did you mean 'mixing'?"]),
         ("rope:zzz", ["is 'zzz' (one of: rotary, mixing)"]),
@@ -178,11 +186,11 @@ class Clock(Transport):
         self.blocks = geometry.head_dim // 2
         self.rate = nn.Parameter(torch.tensor(options.rate))
 
-    def forward(self, tokens: Tokens, state: State) -> tuple[RotationFrame, State]:
+    def forward(self, tokens: Tokens, state: State) -> Carry:
         position = tokens.position[:, None, :, None].float()
         angle = (self.rate * position).expand(-1, -1, -1, self.blocks)
-        frame = RotationFrame.from_angles(tokens.real(angle), state.get("clock"))
-        return frame, {"clock": frame.trail}
+        frame = RotationFrame.from_angles(tokens.real(angle), end(state, "clock"))
+        return Carry(frame, state={"clock": Rows(frame.turns)})
 
 
 @pytest.fixture
@@ -275,5 +283,18 @@ def test_a_row_that_no_name_could_reach_is_refused(name: str, options: type, sai
 
 def test_a_mechanism_without_a_transport_carries_no_values() -> None:
     with pytest.raises(ValueError, match="values can only be carried along a transport"):
-        mechanisms.Mechanism(None, True, None)
+        mechanisms.Mechanism(None, True)
     assert mechanisms.build("alibi", geometry()).transport is None
+
+
+def test_a_control_says_what_it_sets() -> None:
+    with pytest.raises(ValueError, match="a control names the field it sets"):
+        register(Row("mine", "control", "", "", Options, Clock))
+    with pytest.raises(ValueError, match="a control names the field it sets"):
+        register(Row("mine", "transport", "", "", Options, Clock, sets="potential"))
+
+
+@pytest.mark.parametrize("name", ["window", "forget", "logn"])
+def test_controls_that_need_the_training_length_say_so(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}.* needs the training length"):
+        mechanisms.build(name, geometry(train_length=None))

@@ -11,24 +11,25 @@ VOCABULARY, TRAINED = 23, 8
 
 
 def names() -> list[str]:
-    """Every transport of the table × {left, carried} × {no control, each control}."""
+    """Every transport × {left, carried}, the latter with a control, each in its turn."""
     rows = mechanisms.table()
-    controls = ["", *(f"+{row.name}" for row in rows if row.kind == "control")]
-    found = []
+    controls = [row.name for row in rows if row.kind == "control"] + ["forget+window:3+logn"]
+    found = [*controls]
     for row in rows:
         if row.kind == "transport":
-            values = ("",) if row.name == "nope" else ("", "+v")
-            found += [row.name + carried + control for carried in values for control in controls]
-    return [mechanisms.canonical(name) for name in found]
+            found.append(row.name)
+            carried = "" if row.values_stay else "+v"
+            found += [row.name + carried, f"{row.name}{carried}+{controls[len(found) % 5]}"]
+    return list(dict.fromkeys(mechanisms.canonical(name) for name in found))
 
 
 NAMES = names()
 FEW = [
-    mechanisms.canonical(row.name + ("" if row.name == "nope" else "+v") + "+alibi")
+    mechanisms.canonical(row.name + ("" if row.values_stay else "+v") + "+alibi")
     for row in mechanisms.table()
     if row.kind == "transport"
-] + ["rope", "learned:source=token"]
-"""Each transport once, with all that stacks on it, and two plain ones."""
+] + ["rope", "learned:source=token", "random+v+forget", "rope+window:5,sinks=1"]
+"""Each transport once, with all that stacks on it, and some plain ones."""
 
 
 def config_of(mechanism: str = "rope", **changes: Any) -> FarfieldConfig:

@@ -1,5 +1,6 @@
 """Cached decoding equals the full forward, whichever way transformers drives it."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,13 +14,15 @@ from farfield.model import FarfieldCache
 
 CLOSE: Any = {"rtol": 0.0, "atol": 1e-5}
 NEW = 9
-LONG = {"max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": 0}
+LONG = {"max_new_tokens": NEW, "min_new_tokens": NEW, "pad_token_id": 0, "suppress_tokens": [0]}
+"""A token 0 that was said would be taken for padding where generate infers a mask."""
 
 
 def greedy(model: FarfieldForCausalLM, ids: Tensor, count: int = NEW) -> Tensor:
     """The likeliest token again and again, from full forwards without a cache."""
     for _ in range(count):
         logits = model(ids, use_cache=False).logits[:, -1]
+        logits[:, 0] = -torch.inf
         ids = torch.cat((ids, logits.argmax(-1, keepdim=True)), 1)
     return ids
 
@@ -161,11 +164,9 @@ def test_the_old_name_of_the_cache_still_works() -> None:
 @torch.no_grad()
 def test_caches_that_cannot_remember_frames_are_refused() -> None:
     model, ids = model_of("rope"), text(1, 4)
-    for implementation in ("static", "offloaded", "quantized"):
+    for implementation in ("offloaded", "quantized"):
         with pytest.raises(ValueError, match=f"cache_implementation '{implementation}' is not"):
             generate(model, ids, cache_implementation=implementation)
-    with pytest.raises(ValueError, match="StaticCache is not supported; use a DynamicCache"):
-        model(ids, cache=StaticCache(config=model.config, max_cache_len=16))
     with pytest.raises(ValueError, match="DynamicCache is not supported"):
         model(ids, cache=DynamicCache(offloading=True))
     filled = DynamicCache()
@@ -174,6 +175,80 @@ def test_caches_that_cannot_remember_frames_are_refused() -> None:
         model(ids, cache=filled)
     with pytest.raises(ValueError, match="this cache has 3 layers, the model 2"):
         model(ids, cache=FarfieldCache(3))
+
+
+@pytest.mark.parametrize("name", FEW)
+@torch.no_grad()
+def test_a_cache_of_a_fixed_size_is_the_growing_one(name: str) -> None:
+    model, ids = model_of(name), text(2, 6)
+    want = greedy(model, ids)
+    assert torch.equal(generate(model, ids, cache_implementation="static"), want)
+    theirs: Any = StaticCache(config=model.config, max_cache_len=6 + NEW)
+    assert torch.equal(generate(model, ids, cache=theirs), want)
+    assert theirs.layers[0].get_max_length() == 6 + NEW
+    full = FarfieldCache(2, capacity=7)
+    first = model(ids, cache=full).logits
+    with pytest.raises(ValueError, match="holds 7 tokens at most: 6 are there, 2 more don't fit"):
+        model(text(2, 2), cache=full)
+    torch.testing.assert_close(first, model(ids).logits, **CLOSE)
+    assert full.layers[0].state.keys is None or full.layers[0].keys.shape[-2] == 6
+
+
+@torch.no_grad()
+def test_recording_does_not_grow_with_the_text() -> None:
+    """A crop is final: what was recorded before it is folded."""
+    model = model_of("learned+v")
+    cache = FarfieldCache(2)
+    cache.activate_past_recording()
+    for _ in range(5):
+        model(text(1, 4), cache=cache)
+        cache.crop(-1)
+    state = cache.layers[0].state  # type: ignore[union-attr]
+    assert state.length == 15
+    assert [trail.spare for trail in state.trails.values()] == [0]
+    with pytest.raises(ValueError, match="was not kept"):
+        cache.crop(-1)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("name", ["rope+window:8", "learned+v+window:8,sinks=2", "alibi+window:8"])
+@torch.no_grad()
+def test_a_windowed_cache_stays_small_and_exact(name: str, padded: bool) -> None:
+    model, ids = model_of(name), text(2, 60)
+    mask = torch.ones_like(ids)
+    if padded:
+        mask[0, :5] = 0
+        mask[1, 20:23] = 0
+    whole = model(ids, attention_mask=mask, use_cache=False).logits
+    cache, out = FarfieldCache(2), []
+    cuts = [0, 3, 4, 5, 19, 20, 22, *range(23, 61)]
+    for start, stop in itertools.pairwise(cuts):
+        made = model(ids[:, start:stop], attention_mask=mask[:, :stop], cache=cache)
+        out.append(made.logits)
+    real = mask.bool()
+    torch.testing.assert_close(torch.cat(out, 1)[real], whole[real], **CLOSE)
+    assert cache.get_seq_length() == 60
+    assert cache.layers[0].keys.shape[-2] < 30  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match=r"evicted|was not kept"):
+        cache.crop(-20)
+
+
+@torch.no_grad()
+def test_eviction_comes_with_a_proof() -> None:
+    model, ids = model_of("random+v+alibi", initializer_range=0.02), text(1, 5600)
+    whole = model(ids, use_cache=False).logits
+    cache = FarfieldCache.evicting(model, 1e-5)
+    reach = cache.layers[0].state.reach  # type: ignore[union-attr]
+    assert 4000 < reach < 4500  # (11.5 + 5.5 nats and twice the cap, over a slope of 1/256)
+    out = [model(ids[:, start : start + 400], cache=cache).logits for start in range(0, 5600, 400)]
+    torch.testing.assert_close(torch.cat(out, 1), whole, **CLOSE)
+    assert cache.layers[0].keys.shape[-2] < 5000  # type: ignore[union-attr]
+    for name in ("rope", "forget", "alibi+logn"):
+        with pytest.raises(ValueError, match="no key can be proved never to matter again"):
+            FarfieldCache.evicting(model_of(name))
+    assert FarfieldCache.evicting(model_of("rope+window:5")).layers[0].state.reach == 5  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="epsilon is 0; expected"):
+        FarfieldCache.evicting(model, 0)
 
 
 @pytest.mark.parametrize("name", FEW)
