@@ -187,7 +187,8 @@ def block_threshold(
     """τ = [Σ r_b ρ_b^w + √(2Σr² ln(2M/δ))]/√d: with probability 1 − δ no far |s_j| is above it.
 
     w is the least number of steps to a far key; ρ = 0 leaves the bias out. uniform: the spread is
-    √(Σr² ln(2M/δ)), for uniform phases. r is the largest over keys, which may be dependent. −∞ for no key.
+    √(Σr² ln(2M/δ)), for uniform phases. r is the largest over keys, which
+    may be dependent. −∞ for no key.
 
     Shapes: far_keys, delta [...], energies, rho [..., B] -> [...]. Units: nats for r in |q_b||k_b|.
     Raises: ValueError for M < 0, δ outside (0, 1), ρ outside [0, 1], negative or vanishing energy.

@@ -149,3 +149,18 @@ def correlation_time(rho: Reals, shared_token: bool = False) -> Floats | float:
     rates = checks.rates("rho", rho)
     with np.errstate(divide="ignore"):
         return plain((3 - rates if shared_token else 1 + rates) / (1 - rates))
+
+
+def harmonic_count(x: Reals, tolerance: float = 1e-16) -> int:
+    """The least H with I_{H+1}(x)/I_0(x) ≤ tolerance: how many harmonics a tilt e^{x cos Φ} needs.
+
+    e^{x cos Φ} = I_0(x) + 2 Σ_m I_m(x) cos(mΦ), so that its mean after n steps asks for c_1 … c_H.
+
+    Shapes: x of any shape -> one number for all. Units: –. Raises: ValueError for x < 0.
+    Source: docs/theory.md, T5″ and T6; Jacobi–Anger.
+    """
+    largest = checks.nonnegative("x", x).max()
+    enough = largest > 0 and int(np.ceil(40 + 10 * np.sqrt(largest)))
+    orders = np.arange(2, 2 + max(int(enough), 1))
+    ratios = special.ive(orders, largest) / special.ive(0, largest)
+    return int(orders[np.argmax(ratios <= tolerance)]) - 1
