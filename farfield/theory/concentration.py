@@ -104,10 +104,10 @@ def empirical_gamma2(steps: Reals) -> float:
     rows, columns = np.triu_indices(n)
     basis = np.zeros((rows.size, n, n))
     basis[np.arange(rows.size), rows, columns] = np.where(rows == columns, 0.5, np.sqrt(0.5))
-    basis = (basis + basis.transpose(0, 2, 1)).reshape(rows.size, n * n)
+    symmetric = (basis + basis.transpose(0, 2, 1)).reshape(rows.size, n * n)
     trace = np.eye(n).ravel() / np.sqrt(n)
-    basis = basis - np.outer(basis @ trace, trace)
-    return float(np.linalg.norm(basis @ mean @ basis.T, ord=2))
+    traceless = symmetric - np.outer(symmetric @ trace, trace)
+    return float(np.linalg.norm(traceless @ mean @ traceless.T, ord=2))
 
 
 def score_square_bound(steps: Reals, head_dim: Reals, gamma2: Reals) -> Floats | float:
