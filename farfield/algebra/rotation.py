@@ -222,6 +222,9 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     shape = (*torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]), x.shape[-1])
     wide = torch.promote_types(x.dtype, cos.dtype)
     first, second = x.to(wide).expand(shape).chunk(2, -1)
+    if torch.compiler.is_compiling():  # what fuses there; the halves of a buffer don't
+        turned = (first * cos - second * (sin * sign), second * cos + first * (sin * sign))
+        return torch.cat(turned, -1).to(x.dtype)
     out = torch.empty(shape, dtype=wide, device=x.device)
     out_first, out_second = out.chunk(2, -1)
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-sign)

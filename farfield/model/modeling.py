@@ -76,6 +76,18 @@ class FarfieldPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["FarfieldDecoderLayer"]  # noqa: RUF012 (transformers' own convention)
     _supports_sdpa = True
+    # What fixes angles and gates adds up over a route: a rounded weight is a drift.
+    _keep_in_fp32_modules_strict = ["mechanism"]  # noqa: RUF012
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args: Any, **kwargs: Any
+    ) -> str:
+        if attn_implementation not in (None, "sdpa"):
+            raise ValueError(
+                f"attn_implementation is '{attn_implementation}'; farfield's attention chooses its "
+                "engine with each call: leave it unset, and pass engine=... to the forward"
+            )
+        return "sdpa"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -300,3 +300,22 @@ def test_what_packed_input_can_not_express() -> None:
         model(ids, segment_ids=segments[:1])
     with pytest.raises(ValueError, match="position_ids must count the tokens"):
         model(ids, segment_ids=segments, position_ids=torch.arange(4)[None])
+
+
+def test_an_attention_implementation_of_transformers_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"attn_implementation is 'eager'; .* pass engine=\.\.\."):
+        AutoModelForCausalLM.from_config(config_of("rope"), attn_implementation="eager")
+
+
+def test_what_fixes_angles_stays_float32_in_a_model_loaded_in_bfloat16(tmp_path: Path) -> None:
+    model = model_of("learned+v+forget")
+    model.save_pretrained(tmp_path)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    plain = dict(model.named_parameters())
+    for name, parameter in loaded.named_parameters():
+        if ".mechanism." in name:
+            assert parameter.dtype == torch.float32
+            assert torch.equal(parameter, plain[name])
+        else:
+            assert parameter.dtype == torch.bfloat16
+    assert loaded(text(1, 9)).logits.dtype == torch.bfloat16
