@@ -123,20 +123,28 @@ def logit_sums(logits: Tensor, mask: Tensor) -> LogitSums:
     )
 
 
-def value_sums(logits: Tensor, values: Tensor, mask: Tensor) -> ValueSums:
+def value_sums(
+    logits: Tensor, values: Tensor, mask: Tensor, norms: Tensor | None = None
+) -> ValueSums:
     """The sums of the values where the mask is true, weighted by e^logit, over the keys.
 
+    `norms` are the values' sizes |v| where they are known: transport keeps them, so they need to
+    be taken once per key and not once per query.
+
     Shapes: logits [..., K] and bool mask, broadcast together; values [..., K, v] with leading axes
-    that broadcast to those of a row's (add a query axis of size 1 for values all queries share).
-    Units: those of the values. Raises: ValueError for a logit in the set that is NaN or +∞.
+    that broadcast to those of a row's (add a query axis of size 1 for values all queries share);
+    norms [..., K] likewise. Units: those of the values.
+    Raises: ValueError for a logit in the set that is NaN or +∞.
     """
     logits, mask = torch.broadcast_tensors(logits, mask)
     # The largest weight of a set is 1: `scale` is A but for a set without weight.
     _, largest, weight = _weights(logits, mask)
     amount = weight.sum(-1, dtype=torch.float64)
     scale = amount.clamp(min=1.0)
-    size = torch.linalg.vector_norm(values.to(weight.dtype), dim=-1)
-    mean = torch.einsum("...k,...kv->...v", weight, values.to(weight.dtype)).double()
+    kind = torch.promote_types(values.dtype, torch.float32)
+    size = torch.linalg.vector_norm(values, dim=-1, dtype=kind) if norms is None else norms
+    size = size.to(weight.dtype)
+    mean = (weight.to(kind).unsqueeze(-2) @ values.to(kind)).squeeze(-2).double()
     peak = largest.squeeze(-1).double()
     return ValueSums(
         lse=amount.log() + torch.where(peak == -torch.inf, 0.0, peak),

@@ -97,6 +97,8 @@ def test_tiles_in_any_order_merge_into_the_whole(seed: int, keys: int, cut: int)
     assert same(second.merged(first), whole, 1e-12)
     first_v, second_v = (value_sums(logits[:, p], values[:, p], mask[:, p]) for p in parts)
     assert same(first_v.merged(second_v), value_sums(logits, values, mask), 1e-12)
+    known = value_sums(logits, values, mask, norms=values.norm(dim=-1))
+    assert same(known, value_sums(logits, values, mask), 1e-12)
 
 
 @settings(max_examples=25, deadline=None)
