@@ -21,13 +21,23 @@ from farfield.attention.mechanism import Mechanism
 WIDTH, VOCABULARY, WINDOW, LENGTH = 10, 11, 32, 16
 
 
+TOGETHER: dict[tuple[str, str], list[str]] = {
+    ("rope", "scaling"): [f"{rule},factor=3" for rule in ("linear", "ntk", "yarn")],
+    ("rope", "factor"): [],
+}
+"""Options that say something only together: the other values to give such an option, spelled."""
+
+
 def _spellings(row: mechanisms.Row) -> list[str]:
     """The row's name with every option at its default, and with each one away from it in turn."""
     spelled = [row.name]
     hints = get_type_hints(row.options)
     for option in fields(row.options):
         kind = hints[option.name]
-        if get_origin(kind) is Literal:
+        others: list[Any]
+        if (row.name, option.name) in TOGETHER:
+            others = TOGETHER[row.name, option.name]
+        elif get_origin(kind) is Literal:
             others = [choice for choice in get_args(kind) if choice != option.default]
         else:
             others = [0 if option.default else 1]
@@ -158,8 +168,28 @@ FREQUENCIES = {"rotary": rotary, "mixing": mixing}
 
 def _constant(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
     batch, length = tokens.hidden.shape[:2]
-    omega = FREQUENCIES[options.frequencies](shape)
+    omega = _scaled(FREQUENCIES[options.frequencies](shape), options, shape)
     return omega.expand(batch, shape.kv_heads, length, -1)
+
+
+def _scaled(omega: Tensor, options: Any, shape: Geometry) -> Tensor:
+    """Block by block: over s; over s^(b/(N-1)); or, by the turns within L₀, in between."""
+    found, last = [], len(omega) - 1
+    fall = math.log(float(omega[0] / omega[-1])) / last
+    for block, frequency in enumerate(omega.tolist()):
+        share = {"none": 0.0, "linear": 1.0, "ntk": 0.0, "yarn": 0.0}[options.scaling]
+        if options.scaling == "yarn":
+            assert shape.train_length is not None
+            places = [
+                math.log(float(omega[0]) * shape.train_length / (2 * math.pi * turns)) / fall
+                for turns in (32, 1)
+            ]
+            low, high = max(math.floor(places[0]), 0), min(math.ceil(places[1]), 2 * last + 1)
+            share = min(max((block - low) / (high - low), 0.0), 1.0)
+        if options.scaling == "ntk":
+            frequency /= options.factor ** (block / last)
+        found.append(share * frequency / options.factor + (1 - share) * frequency)
+    return torch.tensor(found, dtype=torch.float64)
 
 
 @functools.cache
@@ -269,7 +299,11 @@ def potential(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> T
 
 
 def logit_scale(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor | None:
-    """c [B or 1, H, T]: s log(number of keys the row sees) for logn."""
+    """c [B or 1, H, T]: s log(number of keys the row sees) for logn; YaRN's temperature squared."""
+    own = mechanisms.parse(name).transport.options
+    if getattr(own, "scaling", None) == "yarn":
+        square = torch.tensor((0.1 * math.log(own.factor) + 1.0) ** 2, dtype=torch.float64)
+        return square.expand(1, shape.heads, tokens.hidden.shape[1])
     options = _control(name, "logn")
     if options is None:
         return None

@@ -21,7 +21,11 @@ from farfield.attention.mechanisms import Row, canonical, parse, register, slug,
 number = st.floats(-1e6, 1e6, allow_nan=False).map(repr) | st.integers(-9, 9).map(str)
 large = st.sampled_from(["1e20", "2.5E+16", "1e-7", "-0.0", "0.1234567890123", "1e300"])
 OPTIONS = {
-    "rope": {"frequencies": st.sampled_from(["rotary", "mixing"])},
+    "rope": {
+        "frequencies": st.sampled_from(["rotary", "mixing"]),
+        "scaling": st.sampled_from(["none", "linear", "ntk", "yarn"]),
+        "factor": st.sampled_from(["1", "1.0", "2", "8.5", "1e3"]),
+    },
     "forget": {"longest": st.sampled_from(["0", "64", "1e3"])},
     "window": {"size": st.integers(0, 99).map(str), "sinks": st.integers(0, 4).map(str)},
     "logn": {"scale": st.sampled_from(["learned", "fixed"])},
@@ -298,3 +302,23 @@ def test_a_control_says_what_it_sets() -> None:
 def test_controls_that_need_the_training_length_say_so(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}.* needs the training length"):
         mechanisms.build(name, geometry(train_length=None))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("rope:factor=4", "option 'factor' of 'rope' is 4 and nothing is scaled by it; .* yarn"),
+        ("rope:scaling=ntk,factor=0.5", "option 'factor' of 'rope' is 0.5; expected at least 1"),
+        ("rope:scaling=yarm", "option 'scaling' of 'rope' .* did you mean 'yarn'"),
+    ],
+)
+def test_a_scaling_that_says_nothing_is_refused(name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        mechanisms.build(name, geometry())
+
+
+def test_yarn_needs_the_training_length() -> None:
+    name = "rope:scaling=yarn,factor=2"
+    with pytest.raises(ValueError, match="rope:scaling=yarn needs the training length"):
+        mechanisms.build(name, geometry(train_length=None))
+    assert mechanisms.build(name, geometry(train_length=64)).transport is not None
