@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from farfield.algebra.trail import Trail
+
 
 class Frame(Protocol):
     """The frames F_t = M_t M_{t-1} ⋯ M_1 of T consecutive tokens, base included.
@@ -24,13 +26,13 @@ class Frame(Protocol):
         ...
 
     @property
-    def trail(self) -> Tensor:
-        """The state after each token, [..., T, ·]: any row of it serves as a base."""
+    def trail(self) -> Trail:
+        """What the tokens leave behind: the frames of the next ones start from its end."""
         ...
 
     @property
     def last(self) -> Tensor:
-        """The state after the last token, [..., 1, ·]: the base of the next chunk."""
+        """The frame after the last token, as `from_…` takes it for a base."""
         ...
 
     def pull(self, x: Tensor) -> Tensor:

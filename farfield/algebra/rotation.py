@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from farfield.algebra.trail import Rows
 from farfield.algebra.turns import RADIANS_PER_UNIT, accumulate, to_radians, to_turns
 
 
@@ -111,9 +112,9 @@ class RotationFrame:
         return self.turns.shape[-2]
 
     @property
-    def trail(self) -> Tensor:
-        """Turns after each token, int64 [..., T, N]; any row of it is a base."""
-        return self.turns
+    def trail(self) -> Rows:
+        """Turns after each token, rows int64 [..., T, N]; any of them is a base."""
+        return Rows(self.turns)
 
     @property
     def last(self) -> Tensor:

@@ -19,6 +19,9 @@ from farfield.attention.mechanism import Carry, State
 _ROOM = 256
 """Tokens of room, at least, in a buffer that has to grow."""
 
+_SPARE = 64
+"""Tokens out of reach that may pile up before they are evicted together."""
+
 
 class DecodingState:
     """Pulled keys and values, the potential at each key, and the mechanism's trails.
@@ -49,6 +52,7 @@ class DecodingState:
         self.index: Tensor | None = None
         self.trails: dict[str, Trail] = {}
         self._evicted_at = 0
+        self._evicted_to = 0
         self._buffers: dict[str, _Buffer] = {}
 
     @property
@@ -76,9 +80,7 @@ class DecodingState:
         """The mechanism's state after the last token."""
         return self.trails
 
-    def extend(
-        self, keys: Any, values: Tensor, carry: Carry
-    ) -> tuple[Any, Tensor, Tensor | None]:
+    def extend(self, keys: Any, values: Tensor, carry: Carry) -> tuple[Any, Tensor, Tensor | None]:
         """Append tokens; returns the keys, values and potentials that these tokens may need.
 
         Keys are a tensor or, where they are transported as they age, a trail of their own.
@@ -179,33 +181,33 @@ class DecodingState:
         return self._buffers["values"].length if self._buffers else 0
 
     def _evict(self, carry: Carry) -> None:
-        """Drop the keys that no later query can see, once they are as many as those it can."""
+        """Drop the keys that no later query can see, some at a time."""
         bounds = [bound for bound in (carry.window, self.reach) if bound is not None]
         if not bounds or self.recording or "keys" not in self._buffers:
             return
-        reach, sinks = min(bounds), carry.sinks
-        if self._kept_count() < 2 * reach + sinks:
+        reach, kept = min(bounds), self._kept_count()
+        if kept < max(self._evicted_to, reach + carry.sinks) + _SPARE:
             return
-        needed = self._needed(reach, sinks)
-        index = (
-            torch.arange(self.length, device=needed.device) if self.index is None else self.index
-        )
-        chosen = needed[index].nonzero().squeeze(-1)
+        index = self.index
+        if index is None:
+            index = torch.arange(self.length, device=self._buffers["keys"].view.device)
+        chosen = self._needed(index, reach, carry.sinks).nonzero().squeeze(-1)
+        self._evicted_to = len(chosen)
+        if len(chosen) == kept:
+            return
         for buffer in self._buffers.values():
             buffer.select(chosen)
         self.index = index[chosen]
         self._evicted_at = self.length
 
-    def _needed(self, reach: int, sinks: int) -> Tensor:
-        """Which of all tokens read so far the next query may see, in any row: bool [length]."""
-        keys = self._buffers["keys"].view
+    def _needed(self, index: Tensor, reach: int, sinks: int) -> Tensor:
+        """Which of the tokens at `index` the next query may see, in any row: bool [kept]."""
         if self.valid is None:
-            position = torch.arange(self.length, device=keys.device)
-            return (position > self.length - reach) | (position < sinks)
+            return (index > self.length - reach) | (index < sinks)
         position = self.valid.cumsum(-1) - 1
         following = position[:, -1:] + 1
         seen = self.valid & ((position > following - reach) | (position < sinks))
-        return seen.any(0)
+        return seen.any(0)[index]
 
 
 class _Buffer:

@@ -264,7 +264,7 @@ def test_every_row_of_the_trail_is_a_base() -> None:
     angle = drawn(20, 2, 6, 3)
     whole = RotationFrame.from_angles(angle)
     for t in range(5):
-        rest = RotationFrame.from_angles(angle[:, t + 1 :], whole.trail[:, t : t + 1])
+        rest = RotationFrame.from_angles(angle[:, t + 1 :], whole.trail.rows[:, t : t + 1])
         assert torch.equal(rest.turns, whole.turns[:, t + 1 :])
 
 

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from farfield import FarfieldConfig, FarfieldForCausalLM
 from farfield.algebra.rotation import RotationFrame
-from farfield.algebra.trail import Rows
 from farfield.attention import Geometry, Tokens, mechanisms
 from farfield.attention.mechanism import Carry, State, Transport, end
 from farfield.attention.mechanisms import Row, canonical, parse, register, slug, table
@@ -194,7 +193,7 @@ class Clock(Transport):
         position = tokens.position[:, None, :, None].float()
         angle = (self.rate * position).expand(-1, -1, -1, self.blocks)
         frame = RotationFrame.from_angles(tokens.real(angle), end(state, "clock"))
-        return Carry(frame, state={"clock": Rows(frame.turns)})
+        return Carry(frame, state={"clock": frame.trail})
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ import torch
 
 from farfield import mechanisms
 from farfield.algebra.rotation import RotationFrame, rotary_frequencies
-from farfield.attention.mechanism import Transport
+from farfield.attention.mechanism import Carry, Transport, end
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Slowing(Transport):
         omega = torch.tensor(self.omega, device=tokens.hidden.device)
         step = (tokens.position + 1.0) ** -self.power
         angle = tokens.real(step[:, None, :, None] * omega)
-        frame = RotationFrame.from_angles(angle, state.get("turns"))
-        return frame, {"turns": frame.trail}
+        frame = RotationFrame.from_angles(angle, end(state, "turns"))
+        return Carry(frame, state={"turns": frame.trail})
 
 
 mechanisms.register(

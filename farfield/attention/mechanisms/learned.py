@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from farfield.algebra.rotation import RotationFrame
-from farfield.algebra.trail import Rows
 from farfield.algebra.turns import to_turns
 from farfield.attention.mechanism import Carry, Geometry, State, Tokens, Transport, end
 from farfield.attention.mechanisms.rope import Frequencies, frequencies
@@ -58,7 +57,7 @@ class Learned(Transport):
         constant = torch.tensor(self.constant, dtype=torch.int64, device=angle.device)
         constant = tokens.real(constant.expand(1, 1, 1, -1))
         frame = RotationFrame.from_angles(angle, end(state, "turns"), constant)
-        return Carry(frame, state={"turns": Rows(frame.turns)})
+        return Carry(frame, state={"turns": frame.trail})
 
     def resize_vocabulary(self, size: int) -> None:
         """Refused where each id has a learned row: a new id would have none."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from farfield.algebra.hashing import normal
 from farfield.algebra.rotation import RotationFrame, mixing_scales
-from farfield.algebra.trail import Rows
 from farfield.algebra.turns import accumulate, to_turns
 from farfield.attention.mechanism import Carry, Geometry, State, Tokens, Transport, end
 
@@ -48,7 +47,7 @@ class _Hashed(Transport):
         """Frames that continue the state by `turns` [B or 1, heads, T, N]."""
         sums = accumulate(tokens.real(turns), end(state, "turns"))
         frame = RotationFrame.from_turns(sums, tokens.frame_dtype)
-        return Carry(frame, state={"turns": Rows(sums)})
+        return Carry(frame, state={"turns": frame.trail})
 
 
 class Random(_Hashed):
