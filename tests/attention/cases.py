@@ -174,7 +174,7 @@ def _constant(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Token
 
 def _scaled(omega: Tensor, options: Any, shape: Geometry) -> Tensor:
     """Block by block: over s; over s^(b/(N-1)); or, by the turns within L₀, in between."""
-    found, last = [], len(omega) - 1
+    found, last = [], max(len(omega) - 1, 1)
     fall = math.log(float(omega[0] / omega[-1])) / last
     for block, frequency in enumerate(omega.tolist()):
         share = {"none": 0.0, "linear": 1.0, "ntk": 0.0, "yarn": 0.0}[options.scaling]
