@@ -103,9 +103,9 @@ def alternating_chain(
     states = np.cumprod(np.hstack([start, flips]), axis=1)
     measured, error = _of_modulus(angle * states.sum(axis=1))
     chain = [[1 - p, p], [p, 1 - p]]
-    true = abs(markov_mean(chain, [angle, -angle], n, initial=[0.5, 0.5]))
+    true = abs(complex(markov_mean(chain, [angle, -angle], n, initial=[0.5, 0.5])))
     belief = "a marginal gap makes dependent steps decay as ρ^n"
-    return Counterexample(belief, float(abs(np.cos(angle)) ** n), float(true), measured, error)
+    return Counterexample(belief, float(abs(np.cos(angle)) ** n), true, measured, error)
 
 
 def undoing_history(

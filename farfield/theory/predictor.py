@@ -74,7 +74,7 @@ def predict(
     a direction while softmax sees the same phases (`coupled_power`, `shared_key_far_mass`).
 
     Shapes: lengths, near_window, lse_near, ell, ell2, noise_power E|ξ|², signal_power σ_S², slope
-    and window broadcast to [...]; mean_power |μ_b|², c [B]. Units: tokens, nats, those of |v|².
+    and window broadcast to [...]; mean_power |μ_b|², c [..., B]. Units: tokens, nats, those of |v|².
     LSE_N includes the near keys' bias. Raises: ValueError for w > L, ℓ₂ < 2ℓ, |c| > 1, negative
     powers or slope, differing numbers of blocks. Source: docs/theory.md, T6.
     """
@@ -123,11 +123,11 @@ def _noise(
     q = np.exp(log_geometric_sum(2 * m, keys) - 2 * log_h1)
     own = (1 + excess) * q * random
     if not carried:
-        return np.asarray(m2.sum() + own)
-    for power_b, c_b in zip(m2, h, strict=True):
-        apart = lag_sum(c_b, keys, m) * np.exp(-2 * log_h1) + excess * q
-        own = own + power_b * (1.0 if c_b == 1 else apart)
-    return np.asarray(own)
+        return np.asarray(m2.sum(axis=-1) + own)
+    shared = np.broadcast_shapes(keys.shape, m.shape)
+    keys, m = np.broadcast_to(keys, shared)[..., None], np.broadcast_to(m, shared)[..., None]
+    apart = lag_sum(h, keys, m) * np.exp(-2 * log_h1)[..., None] + (excess * q)[..., None]
+    return np.asarray((m2 * np.where(h == 1, 1.0, apart)).sum(axis=-1) + own)
 
 
 def snr_break_length(

@@ -281,6 +281,29 @@ def score_moments(
     return plain(total.real / np.sqrt(d)), plain(square / d)
 
 
+def score_square_mean(
+    z: npt.ArrayLike, sum_means: npt.ArrayLike, difference_means: npt.ArrayLike, head_dim: Reals
+) -> float:
+    """E s² = (1/2d) Re Σ_{b,c} [z_b z_c E e^{i(Φ_b+Φ_c)} + z_b z̄_c E e^{i(Φ_b−Φ_c)}], any phases.
+
+    For blocks that depend on each other; `score_moments` is the independent case.
+
+    Shapes: z [B], sum_means E e^{i(Φ_b+Φ_c)} and difference_means E e^{i(Φ_b−Φ_c)} [B, B].
+    Units: nats². Raises: ValueError for |mean| > 1, shapes that don't match.
+    Source: docs/theory.md, T1c.
+    """
+    vectors = np.asarray(z, dtype=np.complex128)
+    checks.reals("z", np.abs(vectors))
+    total = checks.harmonics("sum_means", sum_means)
+    apart = checks.harmonics("difference_means", difference_means)
+    for name, matrix in (("sum_means", total), ("difference_means", apart)):
+        checks.square(name, matrix)
+    checks.matching(z=vectors, sum_means=total, difference_means=apart)
+    d = float(checks.counts("head_dim", head_dim, least=1))
+    form = vectors @ total @ vectors + vectors @ apart @ vectors.conj()
+    return float(form.real) / (2 * d)
+
+
 def rope_mean_cosine(steps: Reals, head_dim: int, base: float = 10000.0) -> Floats | float:
     """mean_b cos(ω_b n), ω_b = base^{−2b/d}: RoPE's score of equal blocks at distance n.
 

@@ -123,6 +123,8 @@ def value_power(
     a, m2 = _weights(weights), checks.nonnegative("mean_power", mean_power)
     h, noise = checks.harmonics("c", c), checks.nonnegative("noise_power", noise_power)
     checks.matching(mean_power=m2, c=h)
+    if m2.ndim != 1 or h.ndim != 1:
+        checks.refuse("mean_power, c", f"shapes {m2.shape} and {h.shape}", "one number per block")
     own = (a**2).sum(axis=-1)
     together = a.sum(axis=-1) ** 2 * m2.sum()
     apart = (m2 * quadratic_form(a, h)).sum(axis=-1)
