@@ -74,9 +74,10 @@ def predict(
     a direction while softmax sees the same phases (`coupled_power`, `shared_key_far_mass`).
 
     Shapes: lengths, near_window, lse_near, ell, ell2, noise_power E|ξ|², signal_power σ_S², slope
-    and window broadcast to [...]; mean_power |μ_b|², c [..., B]. Units: tokens, nats, those of |v|².
-    LSE_N includes the near keys' bias. Raises: ValueError for w > L, ℓ₂ < 2ℓ, |c| > 1, negative
-    powers or slope, differing numbers of blocks. Source: docs/theory.md, T6.
+    and window broadcast to [...]; mean_power |μ_b|², c [..., B]. Units: tokens, nats; powers
+    in those of |v|². LSE_N includes the near keys' bias.
+    Raises: ValueError for w > L, ℓ₂ < 2ℓ, |c| > 1, negative powers or slope, differing numbers of
+    blocks. Source: docs/theory.md, T6.
     """
     L, w = checks.counts("lengths", lengths), checks.counts("near_window", near_window)
     W = checks.counts("window", window, least=1, infinite=True)
