@@ -199,6 +199,29 @@ def test_ladder_of_a_model_that_is_not_ours(tmp_path: Path, trained: tuple[Path,
     assert {row["mechanism"] for row in rows.read_rows(tmp_path / "rows.jsonl")} == {"llama"}
 
 
+def test_ladder_of_scaled_baselines(tmp_path: Path, trained: tuple[Path, Path]) -> None:
+    from farfield import FarfieldConfig, FarfieldForCausalLM
+    from farfield.data import load_tokenizer
+
+    text, run = trained
+    tokenizer, folder, out = load_tokenizer("bytes"), tmp_path / "rope", tmp_path / "rows.jsonl"
+    config = FarfieldConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=16, num_hidden_layers=1,
+        num_attention_heads=2, train_length=16,
+    )  # fmt: skip
+    FarfieldForCausalLM(config).save_pretrained(folder)
+    tokenizer.save(folder)
+    asked = ["--data", str(text), "--lengths", "16,64", "--tokens", "256", "--out", str(out)]
+    done = runner.invoke(app, ["ladder", str(folder), *asked, "--scaling", "linear,yarn"])
+    assert done.exit_code == 0, done.output
+    for name in ("rope", "rope:scaling=linear", "rope:scaling=yarn"):
+        assert f"\n {name} " in done.stdout
+        assert name in {row["mechanism"] for row in rows.read_rows(out)}
+    told = mistake("ladder", str(run / "model"), *asked, "--scaling", "ntk")
+    assert "mechanism 'random+v' can't be scaled by ntk" in told
+    assert "did you mean 'yarn'" in mistake("ladder", str(folder), *asked, "--scaling", "yarm")
+
+
 def test_generate(trained: tuple[Path, Path]) -> None:
     model = str(trained[1] / "model")
     arguments = ["generate", model, "--prompt", "the far ", "--tokens", "6"]

@@ -59,6 +59,14 @@ def ladder(
         typer.Option(help="float32, bfloat16, … [default: as saved]", show_default=False),
     ] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    scaling: Annotated[
+        str,
+        typer.Option(
+            metavar="linear,ntk,yarn",
+            help="Measure a rotary model again with its frequencies scaled to each length.",
+            show_default=False,
+        ),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Measure a model's perplexity at many lengths, on the same tokens."""
@@ -81,9 +89,12 @@ def ladder(
             result = pretrained.run(
                 model, data, out=file, settings=settings, train_length=train_length,
                 split=split, dtype=dtype, device=device, progress=progress,
+                scaling=scaling.split(",") if scaling else (),
             )  # fmt: skip
     tell(*left_out_lines(result.left_out), *non_finite_lines(result.rows))
-    keys = ("protocol", "length", "tokens", "ppl", "ratio", "ratio_low", "ratio_high")
+    keys = ["protocol", "length", "tokens", "ppl", "ratio", "ratio_low", "ratio_high"]
+    if scaling:
+        keys.insert(0, "mechanism")
     rows = [{key: row[key] for key in keys} for row in result.rows]
     if as_json:
         print_json({"out": str(file), "rows": rows, "left_out": result.left_out})

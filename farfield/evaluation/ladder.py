@@ -8,6 +8,7 @@ rates are taken from sums, never from other rates.
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from farfield.evaluation.rows import SCHEMA, perplexity
 
 if TYPE_CHECKING:
     from farfield.data import TokenStream
+    from farfield.evaluation.scaled import Scaled
 
 __all__ = ["LadderResult", "LadderSettings", "evaluate"]
 
@@ -39,6 +41,13 @@ class LadderResult:
     positions: list[dict[str, Any]]
     left_out: list[dict[str, Any]]
 
+    def joined(self, other: LadderResult) -> LadderResult:
+        """Both, with what both left out said once."""
+        more = [left for left in other.left_out if left not in self.left_out]
+        return LadderResult(
+            self.rows + other.rows, self.positions + other.positions, self.left_out + more
+        )
+
 
 def evaluate(
     model: nn.Module,
@@ -49,6 +58,7 @@ def evaluate(
     mechanism: str,
     seed: int,
     progress: Progress | None = None,
+    scaled: Scaled | None = None,
 ) -> LadderResult:
     """Runs the ladder: ppl(L) = exp(Σ nll / tokens), ratio(L) = ppl(L) / ppl(L₀), by position too.
 
@@ -58,6 +68,8 @@ def evaluate(
 
     A length that doesn't fit the text or the model is left out with its reason; so is one above
     the shortest whose forward runs out of memory or of positions.
+
+    `scaled` sets the model's rotations for each length; it is asked for every one (see there).
 
     Units: nats; tokens. `seed` and `mechanism` only name the rows.
     Raises: ValueError when a token id is beyond the model's embedding, or no length fits.
@@ -70,7 +82,7 @@ def evaluate(
         scorer = Scorer(model, stream.block(0, probe))
         plan = make_plan(settings, len(stream), train_length, scorer.positions)
         _check_ids(stream, plan.last_token, vocabulary(model))
-        measured = _measure(Reader(scorer, stream, plan, progress))
+        measured = _measure(Reader(scorer, stream, plan, progress), scaled)
     names = {
         "schema": SCHEMA,
         "mechanism": mechanism,
@@ -78,7 +90,7 @@ def evaluate(
         "train_length": train_length,
     }
     rows = [
-        names | _row(plan, measured, protocol, length, stream, scorer)
+        names | _row(plan, measured, protocol, length, stream, scorer, scaled)
         for protocol in plan.settings.protocols
         for length in plan.lengths
         if (protocol, length) in measured.units
@@ -89,7 +101,10 @@ def evaluate(
         if ("windows", length) in measured.units
         for row in _position_rows(length, measured.by_position[length], plan.tokens // length)
     ]
-    return LadderResult(rows, positions, [asdict(left) for left in plan.left_out] + measured.failed)
+    failed = measured.failed
+    if scaled is not None:  # where only the scaled model failed, its name is part of the reason
+        failed = [left | {"reason": f"{mechanism}: {left['reason']}"} for left in failed]
+    return LadderResult(rows, positions, [asdict(left) for left in plan.left_out] + failed)
 
 
 @dataclass
@@ -120,7 +135,7 @@ class _Measured:
         ]
 
 
-def _measure(reader: Reader) -> _Measured:
+def _measure(reader: Reader, scaled: Scaled | None) -> _Measured:
     """Runs the plan, length by length; what a length fails at is left out, what it gave is kept."""
     plan = reader.plan
     measured = _Measured({}, {}, {}, [])
@@ -129,7 +144,9 @@ def _measure(reader: Reader) -> _Measured:
     for length in sorted(plan.measured, key=lambda length: (length != plan.base, length)):
         finished += reader.planned[length]
         try:
-            _measure_length(reader, length, measured)
+            # What is longer than L₀ in `clipped` is read in contexts of L₀: at L₀, unscaled.
+            with nullcontext() if scaled is None else scaled.at(length):
+                _measure_length(reader, length, measured)
         except (IndexError, MemoryError, RuntimeError) as error:
             reason = _refusal(error)
             if reason is None or length == min(plan.measured):
@@ -175,6 +192,7 @@ def _row(
     length: int,
     stream: TokenStream,
     scorer: Scorer,
+    scaled: Scaled | None,
 ) -> dict[str, Any]:
     units = measured.units[protocol, length]
     fixed = protocol == "fixed"
@@ -202,6 +220,7 @@ def _row(
         "unit_tokens": unit_tokens,
         "policy": {
             **_policy(plan, protocol, length),
+            **({} if scaled is None else _scaling(scaled, protocol, length)),
             "dtype": scorer.dtype,
             "head": scorer.head,
             "non_finite": measured.non_finite[protocol, length],
@@ -223,6 +242,12 @@ def _ratio(plan: Plan, units: Losses, length: int, base: Losses | None, fixed: b
         units = pool(units, length, unit_tokens)
         base = pool(base, plan.train_length, unit_tokens)
     return perplexity_ratio(units, base, unit_tokens, level=level, resamples=resamples)
+
+
+def _scaling(scaled: Scaled, protocol: str, length: int) -> dict[str, Any]:
+    """By which rule and factor the rotations were scaled; `clipped` reads no context beyond L₀."""
+    factor = scaled.factor(scaled.train_length if protocol == "clipped" else length)
+    return {"scaling": scaled.scaling, "factor": factor}
 
 
 def _policy(plan: Plan, protocol: str, length: int) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from farfield.data import Splits, TokenStream, load_corpus, load_tokenizer
-from farfield.evaluation.ladder import LadderResult, evaluate
+from farfield.evaluation.ladder import LadderResult
 from farfield.evaluation.plan import LadderSettings
 from farfield.evaluation.protocols import Progress
 from farfield.evaluation.rows import write_positions, write_rows
+from farfield.evaluation.scaled import check_scalings, evaluate_each, scaled_name
 
 SPLITS = ("train", "validation", "test", "all")
 DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -34,6 +36,7 @@ def run(
     device: str = "cpu",
     cache_dir: Path | None = None,
     max_tokens: int | None = None,
+    scaling: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> LadderResult:
     """Evaluates a model folder on a text tokenised with the model's own tokenizer.
@@ -41,30 +44,39 @@ def run(
     Writes the result rows to `out` and the losses by position beside it (`positions_path`), each
     whole or not at all. Rows are named by the model's mechanism and seed, or else by its model
     type and seed 0. `split` "all" reads the whole text. `dtype` None keeps the saved type.
-    `data`, `cache_dir` and `max_tokens` are those of `load_corpus`.
+    `data`, `cache_dir` and `max_tokens` are those of `load_corpus`. Each of `scaling` adds the rows
+    of the same model with its rotations scaled to the length (`scaled`).
 
     Raises: OSError (no such folder or text, `out` can't be written) and ValueError (not a causal
-    language model, weights missing from it, no training length known, no length that fits).
+    language model, weights missing from it, no training length known, no length that fits, a
+    model that can't be scaled).
     """
     out = Path(out)
     _check_destination(out)
     _check_name("split", split, SPLITS)
+    scalings = check_scalings(scaling)
     config = _load_config(Path(model_folder))
     length = resolve_train_length(config, train_length)
+    if config.model_type == "farfield":
+        for rule in scalings:
+            scaled_name(config.mechanism, rule)  # refused before a text is read
     stream = _stream(Path(model_folder), data, split, cache_dir, max_tokens)
     model = load_model(model_folder, dtype=dtype, device=device)
-    result = evaluate(
+    whole = LadderResult([], [], [])
+    for result in evaluate_each(
         model,
         stream,
         settings or LadderSettings(),
         train_length=length,
         mechanism=getattr(config, "mechanism", None) or config.model_type,
         seed=getattr(config, "seed", None) or 0,
+        scaling=scalings,
         progress=progress,
-    )
-    write_rows(out, result.rows)
-    write_positions(positions_path(out), result.positions)
-    return result
+    ):
+        whole = whole.joined(result)
+    write_rows(out, whole.rows)
+    write_positions(positions_path(out), whole.positions)
+    return whole
 
 
 def load_model(model_folder: str | Path, *, dtype: str | None = None, device: str = "cpu") -> Any:

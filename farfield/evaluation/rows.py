@@ -23,7 +23,8 @@ class Policy(TypedDict, total=False):
 
     Units: `discarded_tail` tokens of the stream after the last one scored; `non_finite` tokens;
     `stride` tokens from one window to the next, null for target blocks; `ratio_base` the summed
-    nats and tokens that the ratio divides by.
+    nats and tokens that the ratio divides by. `scaling` and `factor`, in rows of a scaled model
+    alone: the rule, and by how much the frequencies were lowered at most.
     """
 
     documents: str
@@ -39,6 +40,8 @@ class Policy(TypedDict, total=False):
     first_target: int
     ratio_base: dict[str, Any] | None
     blocks: dict[str, Any]
+    scaling: str
+    factor: float
 
 
 class ResultRow(TypedDict):

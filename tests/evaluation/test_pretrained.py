@@ -13,6 +13,7 @@ from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
+    LlamaForCausalLM,
 )
 
 from farfield import FarfieldConfig, FarfieldForCausalLM
@@ -48,13 +49,13 @@ def gpt2(**options):
     return GPT2LMHeadModel(GPT2Config(**config, n_positions=32, **options))
 
 
-def ours():
+def ours(mechanism="random+v"):
     config = FarfieldConfig(
         vocab_size=vocabulary(),
         hidden_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
-        mechanism="random+v",
+        mechanism=mechanism,
         train_length=16,
         seed=5,
     )
@@ -101,6 +102,45 @@ def test_a_gemma2_folder_in_half_precision(tmp_path, text):
             cache_dir=tmp_path)  # fmt: skip
         policies = [row["policy"] for row in read_rows(out)]
         assert {(p["dtype"], p["head"]) for p in policies} == {(kept, "replayed")}
+
+
+def test_scaled_rows_stand_beside_the_models_own(tmp_path, text):
+    out = tmp_path / "rows.jsonl"
+    settings = LadderSettings(lengths=(16, 64), blocks=4)
+    folder = saved(ours("rope"), tmp_path / "ours")
+    result = run(folder, text, out=out, settings=settings, scaling=["ntk", "yarn"],
+                 cache_dir=tmp_path)  # fmt: skip
+    assert read_rows(out) == result.rows
+    names = [row["mechanism"] for row in result.rows]
+    assert list(dict.fromkeys(names)) == ["rope", "rope:scaling=ntk", "rope:scaling=yarn"]
+    factors = {row["policy"].get("factor") for row in result.rows if row["length"] == 64}
+    assert factors == {None, 1.0, 4.0}
+    assert {row["mechanism"] for row in read_positions(positions_path(out))} == set(names)
+    config = LlamaConfig(
+        vocab_size=vocabulary(),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=16,
+    )
+    folder = saved(LlamaForCausalLM(config), tmp_path / "llama")
+    result = run(folder, text, out=out, settings=settings, scaling=["linear"], cache_dir=tmp_path)
+    names = [row["mechanism"] for row in result.rows]
+    assert list(dict.fromkeys(names)) == ["llama", "llama:scaling=linear"]
+
+
+def test_models_that_cannot_be_scaled_leave_no_file(tmp_path, text):
+    out = tmp_path / "rows.jsonl"
+    folder = saved(ours(), tmp_path / "ours")
+    with pytest.raises(ValueError, match=r"'random\+v' can't be scaled by yarn: .*such as rope"):
+        run(folder, "nowhere.txt", out=out, scaling=["yarn"])  # told before a text is looked for
+    folder = saved(gpt2(), tmp_path / "gpt2")
+    with pytest.raises(ValueError, match=r"a gpt2 model can't be scaled by yarn: .* no rotary"):
+        run(folder, text, out=out, settings=SETTINGS, scaling=["yarn"], cache_dir=tmp_path)
+    with pytest.raises(ValueError, match=r"scaling 'yarm': expected .* did you mean 'yarn'"):
+        run(folder, text, out=out, scaling=["yarm"])
+    assert not out.exists()
 
 
 def test_split_all_reads_the_whole_text(tmp_path, text):
