@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from farfield.report.pooling import Ladders, log_ratio
-from farfield.report.wording import listed, number
+from farfield.report.wording import listed, number, spoken
 
 PROTOCOLS = ("windows", "fixed", "clipped")
 Standing = Literal["holds", "degrades", "fails", "unclear"]
@@ -118,7 +118,7 @@ class Headline:
     def title(self) -> str:
         """The sentence in a few words, for a picture."""
         said = [
-            f"{listed([name for name, _ in of])} {_VERBS[kind][len(of) > 1]}"
+            f"{listed([spoken(name, brief=True) for name, _ in of])} {_VERBS[kind][len(of) > 1]}"
             for kind, of in self.groups
             if kind in ("holds", "fails")
         ]
@@ -133,7 +133,7 @@ class Headline:
             size = f"{number(values[0])}×"
         else:
             size = f"{number(values[0])}× to {number(values[-1])}×"
-        names = listed([name for name, _ in of])
+        names = listed([spoken(name) for name, _ in of])
         home = " the perplexity at home" if kind == "holds" else ""
         return f"{names} {_VERBS[kind][len(of) > 1]} ({size}{home})"
 

@@ -16,7 +16,7 @@ from farfield.report.curves import FAILS_FROM, PROTOCOLS, Point, curve, seed_rat
 from farfield.report.folder import Run, Study
 from farfield.report.palette import Ink
 from farfield.report.pooling import Estimate, Ladders
-from farfield.report.wording import counted, interval, nats, number, ratio
+from farfield.report.wording import counted, interval, nats, number, ratio, spoken
 
 Figure = dict[str, Any]
 _TICKS = (0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100, 200, 500, 1000)
@@ -45,7 +45,7 @@ def _pooled_line(name: str, points: Sequence[Point], ink: Ink) -> Figure:
     return {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": html.escape(name),
+        "name": html.escape(spoken(name)),
         "meta": {"mechanism": name, "role": "pooled"},
         "x": [p.length for p in points],
         "y": [p.ratio for p in points],
@@ -53,7 +53,7 @@ def _pooled_line(name: str, points: Sequence[Point], ink: Ink) -> Figure:
         "marker": {"symbol": ink.symbol, "size": 8},
         "customdata": [
             [
-                html.escape(name),
+                html.escape(spoken(name)),
                 f"{p.multiple:g} L₀ = {p.length:,} tokens",
                 f"{ratio(p.ratio)}× {interval(p.low, p.high)}".rstrip(),
                 number(p.ppl, 4),
@@ -95,7 +95,7 @@ def _seed_lines(ladders: Ladders, name: str, protocol: str) -> list[Figure]:
         {
             "type": "scatter",
             "mode": "lines",
-            "name": html.escape(f"{name}, seed {seed}"),
+            "name": html.escape(f"{spoken(name)}, seed {seed}"),
             "meta": {"mechanism": name, "role": "seed"},
             "x": [length for length, _ in line],
             "y": [value for _, value in line],
@@ -209,7 +209,7 @@ def _position_panel(
     trace = {
         "type": "scatter",
         "mode": "lines+markers",
-        "name": html.escape(name),
+        "name": html.escape(spoken(name)),
         "meta": {"mechanism": name, "role": "pooled"},
         "x": [math.sqrt(low * max(low, high - 1)) for low, high, _ in line],
         "y": [value for _, _, value in line],

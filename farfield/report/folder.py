@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from farfield.evaluation.rows import PositionRow, ResultRow, read_positions, read_rows
+from farfield.report.wording import unscaled
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -63,10 +64,12 @@ class Study:
 
     @property
     def mechanisms(self) -> list[str]:
-        """Every mechanism of the study, in the recipe's order, then in the runs' and rows'."""
+        """Every mechanism of the study, in the recipe's order, then in the runs' and rows'; what
+        was scaled at evaluation comes right after what was trained."""
         named: list[str] = [run.mechanism for run in self.runs]
         named += [str(row["mechanism"]) for row in self.rows]
-        return list(dict.fromkeys(named))
+        trained = list(dict.fromkeys(unscaled(name)[0] for name in named))
+        return sorted(dict.fromkeys(named), key=lambda name: trained.index(unscaled(name)[0]))
 
     def with_status(self, status: str) -> list[Run]:
         return [run for run in self.runs if run.status == status]

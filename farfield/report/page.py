@@ -23,7 +23,7 @@ from farfield.report.folder import Run, Study, read
 from farfield.report.palette import Ink, inks
 from farfield.report.pooling import FEWEST_UNITS, MOST_UNITS, Ladders
 from farfield.report.published import SOURCE
-from farfield.report.wording import integer, number
+from farfield.report.wording import integer, number, spoken, unscaled
 
 PAGE = "report.html"
 PROTOCOLS = {
@@ -72,6 +72,7 @@ def render(study: Study) -> str:
         loader=jinja2.FunctionLoader(_asset),
         finalize=_tied,
     )
+    environment.filters["spoken"] = spoken
     environment.filters["opened"] = lambda text: text[:1].upper() + text[1:]
     return environment.get_template("page.html.j2").render(_content(study))
 
@@ -108,6 +109,7 @@ def _content(study: Study) -> dict[str, Any]:
         "level": f"{100 * ladders.level:g}",
         "inks": colours,
         "drawn": _drawn(study, drawn_figures),
+        "scaled": [name for name in ladders.mechanisms() if unscaled(name)[1]],
         "figures": drawn_figures,
         "longest": longest,
         "margin": f"{figures.FAR_CONTEXT_MARGIN:g}",

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from farfield.report.wording import unscaled
+
 
 @dataclass(frozen=True)
 class Ink:
@@ -45,18 +47,41 @@ _SPARE = (
     Ink("#7d5a4f", "#c3a094", "dash", "diamond-open"),
     Ink("#6b7d1e", "#b3c65c", "dot", "triangle-down"),
 )
+# What a rule of scaling makes of its mechanism's ink: a tint of it, a dash and a marker.
+_TINTS: dict[str, tuple[str, str, str, str]] = {
+    "linear": ("#fba651", "#f98006", "dot", "triangle-down"),
+    "ntk": ("#4f248f", "#db70d1", "dashdot", "hexagon"),
+    "yarn": ("#06c8f9", "#51fb62", "dash", "pentagon"),
+}
+_TINTED = 0.45
 
 
 def inks(mechanisms: Iterable[str]) -> dict[str, Ink]:
-    """The ink of each mechanism; names the table lacks take the spare inks in their order."""
+    """The ink of each mechanism; names the table lacks take the spare inks in their order.
+
+    Rows scaled at evaluation are a dashed variant of their mechanism's ink.
+    """
     chosen: dict[str, Ink] = {}
     spare = 0
-    for name in mechanisms:
-        if name in chosen:
-            continue
+    wanted = list(mechanisms)
+    for name in dict.fromkeys(unscaled(name)[0] for name in wanted):
         if name in _INKS:
             chosen[name] = _INKS[name]
         else:
             chosen[name] = _SPARE[spare % len(_SPARE)]
             spare += 1
-    return chosen
+    return {name: _variant(chosen[unscaled(name)[0]], unscaled(name)[1]) for name in wanted}
+
+
+def _variant(ink: Ink, rule: str) -> Ink:
+    """The ink of rows scaled by a rule; the mechanism's own where there is none."""
+    if not rule:
+        return ink
+    light, dark, dash, symbol = _TINTS[rule]
+    return Ink(_blend(ink.light, light), _blend(ink.dark, dark), dash, symbol)
+
+
+def _blend(colour: str, other: str) -> str:
+    """A colour moved towards another, channel by channel."""
+    pairs = [(int(colour[i : i + 2], 16), int(other[i : i + 2], 16)) for i in (1, 3, 5)]
+    return "#" + "".join(f"{round(a + _TINTED * (b - a)):02x}" for a, b in pairs)

@@ -13,7 +13,7 @@ from farfield.report.curves import FAILS_FROM, Point, curve, headline
 from farfield.report.folder import read
 from farfield.report.palette import Ink, inks
 from farfield.report.pooling import Ladders
-from farfield.report.wording import number
+from farfield.report.wording import number, spoken
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -174,7 +174,7 @@ def _label_ends(axes: Axes, lines: Sequence[_Line]) -> None:
     heights = spread([at(line.end) for line in ranked], step, tall)
     for line, height in zip(ranked, heights, strict=True):
         axes.annotate(
-            f"{line.name}  {number(line.end)}×",
+            f"{spoken(line.name, brief=True)}  {number(line.end)}×",
             xy=(line.points[-1].length, line.end),
             xytext=(20, height - at(line.end)),
             textcoords="offset points",

@@ -92,6 +92,38 @@ def counted(value: int, noun: str) -> str:
     return f"{value:,} {noun}" + ("" if value == 1 else "s")
 
 
+SCALINGS = {
+    "linear": "linear interpolation",
+    "ntk": "NTK",
+    "yarn": "YaRN",
+}
+"""The rules that scale a trained model's frequencies at evaluation, as they are spoken of."""
+
+
+def unscaled(mechanism: str) -> tuple[str, str]:
+    """The mechanism that was trained, and the rule its rows were scaled by ("" where none was).
+
+    Rows scaled at evaluation are named by the rule alone (`rope:mixing,scaling=yarn+v`), since
+    their factor follows the length; a model trained with a factor of its own is what its name says.
+    """
+    transport, plus, rest = mechanism.partition("+")
+    head, _, tail = transport.partition(":")
+    options = tail.split(",") if tail else []
+    rules = [o.partition("=")[2] for o in options if o.startswith("scaling=")]
+    if not rules or rules[0] not in SCALINGS or any(o.startswith("factor=") for o in options):
+        return mechanism, ""
+    kept = ",".join(o for o in options if not o.startswith("scaling="))
+    return head + (f":{kept}" if kept else "") + plus + rest, rules[0]
+
+
+def spoken(mechanism: str, brief: bool = False) -> str:
+    """A mechanism's name for a reader: rope with YaRN at evaluation; in brief rope with YaRN."""
+    trained, rule = unscaled(mechanism)
+    if not rule:
+        return mechanism
+    return f"{trained} with {SCALINGS[rule]}" + ("" if brief else " at evaluation")
+
+
 def multiple(value: float) -> str:
     """A length as a multiple of the training length: L₀, 16 L₀."""
     return "L₀" if value == 1 else f"{value:g} L₀"

@@ -77,6 +77,18 @@ def test_every_claim_holds_where_everything_lies_on_its_side() -> None:
     assert all(measure.low is not None for v in found for measure in v.numbers)
 
 
+def test_scaled_rows_enter_no_verdict() -> None:
+    scaled = {
+        "rope:scaling=linear": {16: (0.0, 0.01), 128: (0.0, 0.01)},
+        "rope:scaling=yarn": {4: (0.9, 0.3), 16: (1.0, 0.3), 128: (9.0, 0.1)},
+        "rope:mixing,scaling=ntk": {16: (-1.0, 0.01), 128: (-1.0, 0.01)},
+    }
+    for spec in (HOLDING, changed(rope=None), changed(learned_v={128: (math.log(9), 0.02)})):
+        assert verdicts(rows_of({**scaled, **spec})) == verdicts(rows_of(spec))
+    told = {v.status for v in verdicts(rows_of(scaled))}
+    assert told == {"not tested"}  # a scaled rope stands in for none that was trained
+
+
 @pytest.mark.parametrize(
     ("claim", "ladders", "status"),
     [

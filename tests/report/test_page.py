@@ -62,6 +62,7 @@ def test_every_section_of_a_whole_study_is_filled(study_folder: Build) -> None:
     folder = study_folder(Plan(seeds=(0, 1)))
     html = without_plotly(page_of(folder))
     assert 'class="empty"' not in html
+    assert "no weight changed" not in html  # there are no scaled rows to explain
     assert html.count('class="card"') == 6
     assert html.count("<tr data-row=") == 2 * len(MECHANISMS)
     for words in ("16 of 16 finished", "16 layers × 768", "7.49", "Recipe, as resolved", "torch"):
@@ -289,6 +290,49 @@ def test_the_report_needs_no_model_and_no_torch() -> None:
                 assert not name.startswith(("torch", "transformers")), path
                 inside = name.startswith("farfield.") and not name.startswith("farfield.report")
                 assert not inside or name in allowed, f"{path} imports {name}"
+
+
+SCALED = {"rope:scaling=linear": (4.3, 3.0), "rope:scaling=yarn": (4.3, 1.5)}
+
+
+def with_scaled_rows(path: Path) -> Path:
+    """The rows of a study as those of a rope model scaled at evaluation, which has no run."""
+    for name in SCALED:
+        for record in path.glob("runs/*/run.json"):
+            if json.loads(record.read_text())["mechanism"] == name:
+                for file in record.parent.iterdir():
+                    file.unlink()
+                record.parent.rmdir()
+        recipe = path / "recipe.toml"
+        recipe.write_text(recipe.read_text().replace(f', "{name}"', ""))
+    return path
+
+
+def test_scaled_rows_are_curves_of_their_own_beside_what_was_trained(study_folder: Build) -> None:
+    plan = Plan(mechanisms={**SMALL.mechanisms, **SCALED}, seeds=(0, 1), multiples=(1, 4, 16))
+    path = with_scaled_rows(study_folder(plan))
+    study = folder.read(path)
+    assert study.mechanisms == ["rope", *SCALED, "alibi"]
+    assert {run.mechanism for run in study.runs} == {"rope", "alibi"}
+    html = without_plotly(page_of(path))
+    data = figures_of(html)
+    pooled = [t for t in data["ratio"]["windows"]["data"] if t["meta"]["role"] == "pooled"]
+    assert {t["meta"]["mechanism"]: (t["name"], t["line"]["dash"]) for t in pooled} == {
+        "rope": ("rope", "solid"),
+        "alibi": ("alibi", "solid"),
+        "rope:scaling=linear": ("rope with linear interpolation at evaluation", "dot"),
+        "rope:scaling=yarn": ("rope with YaRN at evaluation", "dash"),
+    }
+    assert len(data["positions"]) == 4
+    assert "<strong>rope with YaRN at evaluation</strong>" in html
+    assert 'data-mechanism="rope:scaling=yarn"' in html
+    assert re.search(r"rope with YaRN at evaluation</th>", html)
+    assert "no weight changed" in html
+    costs = html.partition('id="cost"')[2]
+    assert "at evaluation" not in costs.partition("</table>")[0]  # it was not trained
+    assert "rope with YaRN at evaluation degrades" in headline(Ladders(study.rows)).sentence
+    out = report.curves_picture(path, path / "curves.svg")
+    assert out.stat().st_size > 0
 
 
 def test_one_ink_per_mechanism_whatever_the_study() -> None:

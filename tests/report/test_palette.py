@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from farfield.report.palette import inks
+from farfield.report.wording import spoken, unscaled
 
 DEFAULT = (
     "rope",
@@ -19,6 +20,7 @@ DEFAULT = (
     "learned+v",
     "learned+v+alibi",
 )
+SCALED = tuple(f"rope:scaling={rule}" for rule in ("linear", "ntk", "yarn"))
 # Machado, Oliveira and Fernandes (2009), full severity, on linear RGB.
 VISION = {
     "full": np.eye(3),
@@ -64,7 +66,7 @@ def contrast(a: str, b: str) -> float:
 def test_colours_of_the_default_study_stay_apart(theme: str, vision: str) -> None:
     seen = {
         name: lab(VISION[vision] @ linear(getattr(ink, theme)))
-        for name, ink in inks(DEFAULT).items()
+        for name, ink in inks([*DEFAULT, *SCALED]).items()
     }
     for a, b in itertools.combinations(seen, 2):
         distance = float(np.linalg.norm(seen[a] - seen[b]))
@@ -73,10 +75,47 @@ def test_colours_of_the_default_study_stay_apart(theme: str, vision: str) -> Non
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_colours_stand_out_from_the_paper(theme: str) -> None:
-    for name, ink in inks(DEFAULT).items():
+    for name, ink in inks([*DEFAULT, *SCALED]).items():
         assert contrast(getattr(ink, theme), PAPER[theme]) > 2.4, f"{name} on {theme}"
 
 
 def test_no_two_mechanisms_share_colour_dash_and_marker() -> None:
-    drawn = [(ink.light, ink.dash, ink.symbol) for ink in inks([*DEFAULT, "a", "b", "c"]).values()]
+    names = [*DEFAULT, *SCALED, "rope:mixing,scaling=yarn", "a", "a:scaling=yarn", "b", "c"]
+    drawn = [(ink.light, ink.dash, ink.symbol) for ink in inks(names).values()]
     assert len(set(drawn)) == len(drawn)
+
+
+@pytest.mark.parametrize("trained", ["rope", "rope:mixing", "mine"])
+def test_scaled_rows_are_dashed_variants_of_the_ink_of_what_was_trained(trained: str) -> None:
+    rules = ("linear", "ntk", "yarn")
+    names = [f"{trained}{',' if ':' in trained else ':'}scaling={rule}" for rule in rules]
+    found = inks([trained, *names])
+    own = found[trained]
+    assert own == inks([trained])[trained]
+    assert {found[name].dash for name in names} == {"dot", "dashdot", "dash"}
+    for name in names:
+        for theme in ("light", "dark"):
+            theirs, mine = (getattr(ink, theme) for ink in (found[name], own))
+            spans = [abs(int(theirs[i : i + 2], 16) - int(mine[i : i + 2], 16)) for i in (1, 3, 5)]
+            assert (
+                0 < max(spans) <= round(0.45 * 255)
+            )  # related: less than half the way to the tint
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "said"),
+    [
+        ("rope:scaling=yarn", ("rope", "yarn"), "rope with YaRN"),
+        ("rope:mixing,scaling=ntk+v+alibi", ("rope:mixing+v+alibi", "ntk"),
+         "rope:mixing+v+alibi with NTK"),
+        ("rope:scaling=linear+v", ("rope+v", "linear"), "rope+v with linear interpolation"),
+        ("rope:scaling=yarn,factor=8", ("rope:scaling=yarn,factor=8", ""),
+         "rope:scaling=yarn,factor=8"),
+        ("mine:scaling=other", ("mine:scaling=other", ""), "mine:scaling=other"),
+        ("learned+v+alibi", ("learned+v+alibi", ""), "learned+v+alibi"),
+    ],
+)  # fmt: skip
+def test_names_of_scaled_rows_are_spoken(name: str, parts: tuple[str, str], said: str) -> None:
+    assert unscaled(name) == parts
+    assert spoken(name, brief=True) == said
+    assert spoken(name) == said + (" at evaluation" if parts[1] else "")

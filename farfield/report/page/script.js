@@ -65,8 +65,8 @@
   }
 
   function labelRoom(figure) {
-    const names = figure.data.filter((t) => t.meta.role === "pooled").map((t) => t.meta.mechanism);
-    return Math.min(240, 40 + 8 * Math.max(...names.map((name) => name.length)));
+    const names = figure.data.filter((t) => t.meta.role === "pooled").map((t) => t.name);
+    return Math.min(300, 40 + 8 * Math.max(...names.map((name) => name.length)));
   }
 
   // One label at the right end of every line shown, pushed apart where they would overlap.
