@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from farfield import FarfieldForCausalLM
     from farfield.data import Corpus
+    from farfield.evaluation.ladder import LadderResult
 
 Watcher = Callable[[dict[str, Any]], None]
 
@@ -185,12 +186,12 @@ def _ladder(
 ) -> None:
     import torch
 
-    from farfield.evaluation.ladder import evaluate
     from farfield.evaluation.pretrained import load_model
-    from farfield.evaluation.rows import write_positions, write_rows
+    from farfield.evaluation.scaled import evaluate_each, scalable
 
     record.update(phase="ladder", ladder_share=0.0)
     watch(record.facts)
+    measured = run.measured
     model = load_model(run.folder / MODEL, device="cuda" if torch.cuda.is_available() else "cpu")
 
     def progress(done: float, total: float) -> None:
@@ -200,23 +201,53 @@ def _ladder(
         watch(record.facts)
 
     started = time.perf_counter()
-    result = evaluate(
+    for result in evaluate_each(
         model,
         corpus.test,
         ladder_settings(recipe),
         train_length=recipe.training.length,
         mechanism=run.mechanism,
         seed=run.seed,
+        scaling=recipe.ladder.scaling if scalable(run.mechanism) else (),
+        done=measured,
         progress=progress,
-    )
-    write_rows(run.folder / RESULTS, result.rows)
-    write_positions(run.folder / POSITIONS, result.positions)
-    record.update(
-        ladder_seconds=time.perf_counter() - started,
-        ladder_share=1.0,
-        left_out=result.left_out,
-        peak_memory_bytes=peak_memory(),
-    )
+    ):
+        (name,) = {row["mechanism"] for row in result.rows}
+        _keep(run, result, measured)
+        measured.add(name)
+        _note(record, result, name == run.mechanism, time.perf_counter() - started)
+        started = time.perf_counter()
+    record.update(ladder_share=1.0)
+
+
+def _note(record: Record, result: LadderResult, own: bool, seconds: float) -> None:
+    """What a reading took and left out. The scaled ones' time is no cost of the mechanism: its own
+    ladder is timed alone."""
+    if own:
+        record.update(ladder_seconds=seconds, left_out=result.left_out)
+    else:
+        earlier = record.facts.get("scaled_seconds") or 0.0
+        known = record.facts["left_out"]
+        more = [left for left in result.left_out if left not in known]
+        record.update(scaled_seconds=earlier + seconds, left_out=known + more)
+    record.update(peak_memory_bytes=peak_memory())
+
+
+def _keep(run: Run, result: LadderResult, measured: Collection[str]) -> None:
+    """Add a reading's rows to the run's files, beside those of the readings `measured` alone.
+
+    The result rows go last: where they are, a reading counts as measured.
+    """
+    from farfield.evaluation import rows
+
+    results, positions = run.folder / RESULTS, run.folder / POSITIONS
+    if not measured:
+        rows.write_positions(positions, result.positions)
+        rows.write_rows(results, result.rows)
+        return
+    there = [row for row in rows.read_positions(positions) if row["mechanism"] in measured]
+    rows.write_positions(positions, [*there, *result.positions])
+    rows.append_rows(results, result.rows)
 
 
 def ladder_settings(recipe: Recipe) -> Any:

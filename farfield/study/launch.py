@@ -91,7 +91,7 @@ def study(
     corpus, weights = check(recipe, display)
     folder.refuse_other_text(out, corpus)
     with folder.held(out):
-        due = _due(runs, resume, display, out)
+        due = _due(runs, recipe, resume, display, out)
         _room(out, [weights[run.mechanism] for run in due])
         folder.describe(out, recipe, jobs, corpus)
         for run in due:
@@ -117,6 +117,7 @@ def check(recipe: Recipe, display: Display) -> tuple[Corpus, dict[str, int]]:
     """
     from farfield.data import load_corpus
     from farfield.evaluation.plan import left_out_lines, make_plan
+    from farfield.evaluation.scaled import scalable
     from farfield.study import job
 
     data, length = recipe.data, recipe.training.length
@@ -131,6 +132,12 @@ def check(recipe: Recipe, display: Display) -> tuple[Corpus, dict[str, int]]:
     plan = make_plan(job.ladder_settings(recipe), len(corpus.test), length, None)
     for line in left_out_lines([asdict(left) for left in plan.left_out]):
         display.say(line)
+    unscaled = [name for name in recipe.mechanisms if not scalable(name)]
+    if recipe.ladder.scaling and unscaled:
+        display.say(
+            f"no scaled rows ({', '.join(recipe.ladder.scaling)}) for {', '.join(unscaled)}: "
+            "no frequencies by position"
+        )
     return corpus, parameters
 
 
@@ -149,18 +156,27 @@ def _gpus() -> list[str]:
     return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
 
 
-def _due(runs: list[Run], resume: bool, display: Display, out: Path) -> list[Run]:
-    """Runs still to be done. Raises: ValueError when that would throw work away unasked."""
+def _due(runs: list[Run], recipe: Recipe, resume: bool, display: Display, out: Path) -> list[Run]:
+    """Runs still to be done, finished ones that lack scaled rows among them.
+
+    Raises: ValueError when that would throw work away, or add to a finished run, unasked.
+    """
     for run in runs:
         run.doubt()
-    due = [run for run in runs if run.status != "finished"]
+    lacking = {run.name: run.lacking(recipe) for run in runs}
+    due = [run for run in runs if run.status != "finished" or lacking[run.name]]
     done = len(runs) - len(due)
     if done:
         display.say(f"{done} of {len(runs)} runs are finished already and are not repeated")
     begun = [f"{run.name} {run.begun}" for run in due if run.begun]
+    begun += [
+        f"{name} trained, without the rows of {', '.join(rows)}"
+        for name, rows in lacking.items()
+        if rows
+    ]
     if begun and not resume:
         raise ValueError(
-            f"{out} holds unfinished runs ({', '.join(begun)}); "
+            f"{out} holds unfinished runs ({'; '.join(begun)}); "
             "add --resume to continue them, or choose another --out"
         )
     for line in begun:
@@ -235,7 +251,8 @@ def _ended(one: _Job, outcome: Outcome, display: Display) -> None:
         files.write_json(run.folder / RECORD, record)
     done = sum(run.status == "finished" for run in outcome.runs)
     if record["status"] == "finished":
-        took = (record["train_seconds"] or 0) + (record["ladder_seconds"] or 0)
+        spans = ("train_seconds", "ladder_seconds", "scaled_seconds")
+        took = sum(record.get(span) or 0 for span in spans)
         display.say(f"{run.name} finished in {took:.0f} s ({done} of {len(outcome.runs)} runs)")
     else:
         display.say(f"{run.name} {record['status']}: {record['error'] or 'asked to stop'}")

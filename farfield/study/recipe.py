@@ -26,6 +26,7 @@ else:
 Names = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 Integers = Annotated[tuple[int, ...], Field(strict=False, min_length=1)]
 Protocol = Literal["windows", "fixed", "clipped"]
+Scaling = Literal["linear", "ntk", "yarn"]
 
 
 _TOML_WORDS = {
@@ -88,6 +89,9 @@ class ModelSettings(_Section):
 class LadderSettings(_Section):
     """The `[ladder]` table: the lengths to evaluate at, as multiples of the training length.
 
+    `scaling` adds the rows of every trained rotary model with its frequencies scaled to the length,
+    under each of these rules; other mechanisms have nothing to scale and get no such rows.
+
     Units: `tokens` scored at every length by `windows` and `clipped`; `blocks` of L₀/4 tokens
     scored by `fixed`.
     """
@@ -100,6 +104,7 @@ class LadderSettings(_Section):
         "fixed",
         "clipped",
     )
+    scaling: Annotated[tuple[Scaling, ...], Field(strict=False)] = ()
 
     @model_validator(mode="after")
     def _starts_at_the_training_length(self) -> LadderSettings:
@@ -108,6 +113,8 @@ class LadderSettings(_Section):
                 f"multiples {list(self.multiples)} do not rise from 1; "
                 "expected 1 first (every ratio is over it), then rising lengths"
             )
+        if len(set(self.scaling)) < len(self.scaling):
+            raise ValueError(f"scaling {list(self.scaling)} holds one twice; expected each once")
         return self
 
 
@@ -138,7 +145,8 @@ class Recipe(_Section):
     def canonical(self) -> Recipe:
         """The same recipe with every mechanism's canonical name.
 
-        Raises: ValueError naming the recipe's key and the nearest valid name.
+        Raises: ValueError naming the recipe's key and the nearest valid name, or where scaled
+        rows are asked for and no mechanism can have them, or one has their name.
         """
         from farfield.attention import mechanisms
 
@@ -146,7 +154,27 @@ class Recipe(_Section):
             names = [mechanisms.canonical(name) for name in self.mechanisms]
         except ValueError as error:
             raise ValueError(f"recipe {self.name}: mechanisms: {error}") from None
+        if self.ladder.scaling:
+            self._check_scaled(names)
         return recipe_from({**self.as_toml(), "mechanisms": names}, self.name)
+
+    def _check_scaled(self, names: list[str]) -> None:
+        from farfield.evaluation.scaled import row_names
+
+        rules = self.ladder.scaling
+        made = [row for name in names for row in row_names(name, rules) if row != name]
+        if not made:
+            raise ValueError(
+                f"recipe {self.name}: ladder.scaling is {list(rules)}, and {', '.join(names)} "
+                "can't be scaled: no frequencies by position; expected a mechanism such as rope, "
+                "or ladder.scaling=[]"
+            )
+        for row in made:
+            if row in names:
+                raise ValueError(
+                    f"recipe {self.name}: mechanisms hold {row!r}, the name of the rows that "
+                    "ladder.scaling makes; expected one or the other"
+                )
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -205,14 +233,15 @@ def dump(recipe: Recipe) -> str:
 def difference(old: Recipe, new: Recipe) -> str | None:
     """The first key by which `new` is another study than `old`, with both values; else None.
 
-    More mechanisms or seeds make the same study larger; name and description are words.
+    More mechanisms, seeds or scaled rows make the same study larger; name and description are
+    words.
     """
     before, after = _flat(old.as_toml()), _flat(new.as_toml())
     for key in dict.fromkeys([*before, *after]):
         a, b = before.get(key), after.get(key)
         if key in ("name", "description") or a == b:
             continue
-        if key in ("mechanisms", "seeds") and set(a or ()) <= set(b or ()):
+        if key in ("mechanisms", "seeds", "ladder.scaling") and set(a or ()) <= set(b or ()):
             continue
         return f"{key} is {a!r} there and {b!r} here"
     return None

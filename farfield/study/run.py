@@ -59,6 +59,36 @@ class Run:
         checkpoint = last_checkpoint(self.folder)
         return None if checkpoint is None else f"at iteration {checkpoint[0]}"
 
+    @property
+    def measured(self) -> set[str]:
+        """The names of the rows that are there: the mechanism's own, and those of scaled readings.
+
+        Empty where the rows can't be read back; they are then measured anew.
+        """
+        try:
+            read_positions(self.folder / POSITIONS)
+            return {row["mechanism"] for row in read_rows(self.folder / RESULTS)}
+        except (OSError, ValueError):
+            return set()
+
+    def lacking(self, recipe: Recipe) -> list[str]:
+        """Scaled rows that the recipe asks for and a finished run hasn't.
+
+        Raises: ValueError when the model they would be measured with is gone.
+        """
+        from farfield.evaluation.scaled import row_names
+
+        if self.status != "finished":
+            return []
+        names = row_names(self.mechanism, recipe.ladder.scaling)
+        lacking = [name for name in names if name not in self.measured]
+        if lacking and not self.trained:
+            raise ValueError(
+                f"{self.folder} is finished without the rows of {', '.join(lacking)}, and its "
+                "model is gone; expected ladder.scaling as it was, or another --out"
+            )
+        return lacking
+
     def doubt(self) -> None:
         """A finished run whose rows can't be read back is only trained: its ladder is due again."""
         if self.status != "finished":
@@ -71,9 +101,12 @@ class Run:
             files.write_json(self.folder / RECORD, {**record, "status": "interrupted"})
 
     def prepare(self, resume: bool) -> None:
-        """Make the folder ready: what earlier attempts left is continued, or cleared away."""
+        """Make the folder ready: what earlier attempts left is continued, or cleared away.
+
+        A finished run that is continued keeps its model and rows, and gets the rows it lacks.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
-        if resume and self.begun:
+        if resume and (self.begun or self.trained):
             record = {**self.record, "status": "pending", "error": None}
         else:
             self.clear()
@@ -128,6 +161,7 @@ def new_record(mechanism: str, seed: int) -> dict[str, Any]:
         "flops_per_token": None,
         "train_seconds": None,
         "ladder_seconds": None,
+        "scaled_seconds": None,
         "ladder_share": 0.0,
         "tokens_per_second": None,
         "train_tokens": None,

@@ -39,11 +39,13 @@ def train_one(
     corpus, _ = check(recipe, Display())
     folder.refuse_other_text(run.folder, corpus)
     with folder.held(run.folder):
-        if run.status == "finished":
+        lacking = run.lacking(recipe)
+        if run.status == "finished" and not lacking:
             raise ValueError(f"{run.folder} holds this run, finished; choose another --out")
-        if run.begun and not resume:
+        begun = f"finished without the rows of {', '.join(lacking)}" if lacking else run.begun
+        if begun and not resume:
             raise ValueError(
-                f"{run.folder} holds this run, {run.begun}; add --resume to continue it, "
+                f"{run.folder} holds this run, {begun}; add --resume to continue it, "
                 "or choose another --out"
             )
         folder.describe(run.folder, recipe, 1, corpus)
