@@ -72,7 +72,10 @@ class Rotations(Protocol):
 class Maps(Protocol):
     """A law of independent orthogonal d × d maps."""
 
-    head_dim: int
+    @property
+    def head_dim(self) -> int:
+        """d."""
+        ...
 
     def extend(self, routes: Tensor, draws: Draws) -> Tensor:
         """P M for every route, M fresh. Shapes: [routes, d, d] -> alike."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ from torch import Tensor
 from farfield.algebra import measures
 from farfield.algebra.measures import LogitSums, ValueSums, logit_sums, value_sums
 from farfield.theory import checks
-from farfield.theory.checks import Floats
 from farfield.theory.laws import Draws, Maps, Rotations
 
 Keys = Literal["independent", "shared"]
@@ -79,12 +78,12 @@ class Model:
     """
 
     law: Rotations | Maps
-    amplitudes: Floats
+    amplitudes: Any  # float64 [B] once made
     near_window: int
     near_score: float | None
     keys: Keys = "independent"
     control: Control = Control()
-    mean_power: Floats | float = 0.0
+    mean_power: Any = 0.0  # float64 [B] once made
     noise_power: float = 1.0
     near_power: float = 1.0
 
