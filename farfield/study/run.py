@@ -81,7 +81,8 @@ class Run:
         if self.status != "finished":
             return []
         names = row_names(self.mechanism, recipe.ladder.scaling)
-        lacking = [name for name in names if name not in self.measured]
+        there = self.measured | {self.mechanism}
+        lacking = [name for name in names if name not in there]
         if lacking and not self.trained:
             raise ValueError(
                 f"{self.folder} is finished without the rows of {', '.join(lacking)}, and its "
