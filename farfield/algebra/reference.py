@@ -36,6 +36,69 @@ def rotation_steps(angle: Tensor) -> Tensor:
     return steps.reshape(*leading, 2 * planes, 2 * planes)
 
 
+def reflection_steps(vector: Tensor) -> Tensor:
+    """M_t = I - 2 w w^T / |w|^2 for every token, in float64; the identity where w = 0.
+
+    Shapes: vector [..., T, d] -> [..., T, d, d].
+    Source: docs/mechanisms.md.
+    """
+    vector = vector.double()
+    *leading, dim = vector.shape
+    one = torch.eye(dim, dtype=torch.float64)
+    rows = [
+        one - 2.0 * torch.outer(w, w) / (w @ w) if w.any() else one for w in vector.reshape(-1, dim)
+    ]
+    steps = torch.stack(rows) if rows else vector.new_zeros(0, dim, dim)
+    return steps.reshape(*leading, dim, dim)
+
+
+def exponential(matrix: Tensor) -> Tensor:
+    """exp(A) = (sum_k (A / 2^m)^k / k!)^(2^m), m the least with |A| / 2^m below 1, 24 terms.
+
+    (torch.matrix_exp is off by up to 1.3e-10 in float64, where |A| is small.)
+
+    Shapes: [d, d] -> [d, d].
+    """
+    halvings = max(0, math.frexp(float(matrix.detach().norm()))[1])
+    part = matrix / 2.0**halvings
+    term = total = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    for k in range(1, 24):
+        term = term @ part / k
+        total = total + term
+    for _ in range(halvings):
+        total = total @ total
+    return total
+
+
+def dense_steps(angle: Tensor) -> Tensor:
+    """M_t = exp(S_t), block by block, for every token, in float64.
+
+    S has the entries `angle` above its diagonal, row by row, and their negatives below. Block n of
+    N is the space of coordinates n, n + N, n + 2N, ...
+
+    Shapes: angle [..., T, N, b(b-1)/2] -> [..., T, N b, N b]. Units: radians.
+    Source: docs/mechanisms.md.
+    """
+    angle = angle.double()
+    *leading, blocks, pairs = angle.shape
+    size = (1 + math.isqrt(1 + 8 * pairs)) // 2
+    above = [(i, j) for i in range(size) for j in range(i + 1, size)]
+    rows = []
+    for token in angle.reshape(-1, blocks, pairs):
+        step = torch.zeros(blocks * size, blocks * size, dtype=torch.float64)
+        for n, entries in enumerate(token):
+            skew = torch.zeros(size, size, dtype=torch.float64)
+            for (i, j), entry in zip(above, entries, strict=True):
+                place = torch.zeros(size, size, dtype=torch.float64)
+                place[i, j], place[j, i] = 1.0, -1.0
+                skew = skew + entry * place
+            inside = torch.eye(blocks * size, dtype=torch.float64)[n::blocks]
+            step = step + inside.T @ exponential(skew) @ inside
+        rows.append(step)
+    steps = torch.stack(rows) if rows else angle.new_zeros(0, blocks * size, blocks * size)
+    return steps.reshape(*leading, blocks * size, blocks * size)
+
+
 def frames(steps: Tensor) -> Tensor:
     """F_t = M_t M_{t-1} ... M_1, the step of token t included.
 
@@ -60,9 +123,18 @@ def transport(steps: Tensor, source: int, query: int) -> Tensor:
     return product
 
 
-def visible(query: int, source: int, valid: Tensor) -> bool:
-    """Row i sees key j if j <= i and key j is valid. Shapes: valid [T] of bool."""
-    return source <= query and bool(valid[source])
+def visible(
+    query: int, source: int, valid: Tensor, window: int | None = None, sinks: int = 0
+) -> bool:
+    """Row i sees key j if j <= i, key j is valid, and fewer than `window` valid tokens lie between
+    them, i counted, or fewer than `sinks` before j. Shapes: valid [T] of bool. Units: tokens.
+    """
+    if source > query or not valid[source]:
+        return False
+    if window is None:
+        return True
+    between, before = int(valid[source:query].sum()), int(valid[:source].sum())
+    return between < window or before < sinks
 
 
 def logits(
@@ -73,12 +145,14 @@ def logits(
     potential: Tensor | None = None,
     logit_scale: Tensor | None = None,
     valid: Tensor | None = None,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> Tensor:
     """logit_ij = c_i q_i^T P_{j->i} k_j / sqrt(d) + (u_j - u_i), visible or -inf.
 
     Shapes: query [B, H, T, d]; key [B, G, T, d]; steps [1|B, 1|G, T, d, d] (None: identity);
     potential u, broadcast to [B, H, T] (None: 0); logit_scale c, likewise (None: 1);
-    valid [B, T] of bool (None: all) -> [B, H, T, T]. Units: nats.
+    valid [B, T] of bool (None: all); window and sinks as in `visible` -> [B, H, T, T]. Units: nats.
     Source: `farfield.attention.logit`.
     """
     batch, heads, length, dim = query.shape
@@ -96,7 +170,7 @@ def logits(
             g = h // (heads // groups)
             for i in range(length):
                 for j in range(length):
-                    if visible(i, j, valid[b]):
+                    if visible(i, j, valid[b], window, sinks):
                         carried_key = transport(steps[b, g], j, i) @ key[b, g, j]
                         score = query[b, h, i] @ carried_key / math.sqrt(dim)
                         entries.append(c[b, h, i] * score + (u[b, h, j] - u[b, h, i]))
@@ -116,6 +190,8 @@ def attention(
     potential: Tensor | None = None,
     logit_scale: Tensor | None = None,
     valid: Tensor | None = None,
+    window: int | None = None,
+    sinks: int = 0,
 ) -> Tensor:
     """out_i = sum_j alpha_ij v_j, or sum_j alpha_ij P_{j->i} v_j; alpha_i = softmax_j logit_ij.
 
@@ -128,7 +204,14 @@ def attention(
     groups, value_dim = value.shape[1], value.shape[-1]
     value = value.double()
     table = logits(
-        query, key, steps=steps, potential=potential, logit_scale=logit_scale, valid=valid
+        query,
+        key,
+        steps=steps,
+        potential=potential,
+        logit_scale=logit_scale,
+        valid=valid,
+        window=window,
+        sinks=sinks,
     )
     steps = _given(steps, torch.eye(dim).expand(length, dim, dim), (batch, groups))
     valid = torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
@@ -138,7 +221,7 @@ def attention(
         for h in range(heads):
             g = h // (heads // groups)
             for i in range(length):
-                keys = [j for j in range(length) if visible(i, j, valid[b])]
+                keys = [j for j in range(length) if visible(i, j, valid[b], window, sinks)]
                 alpha = torch.softmax(table[b, h, i, keys], dim=0)
                 row = torch.zeros(value_dim, dtype=torch.float64)
                 for weight, j in zip(alpha, keys, strict=True):
