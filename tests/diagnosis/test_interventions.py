@@ -1,0 +1,200 @@
+"""Every intervention against its definition, written out pair by pair in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from farfield import FarfieldConfig, FarfieldForCausalLM
+from farfield.attention.logit import Visible
+from farfield.attention.mechanisms.alibi import slopes
+from farfield.data.tokens import TokenStream
+from farfield.diagnosis import interventions
+from farfield.diagnosis.interventions import NAMES, Far, engine, random_maps, run, under
+from farfield.evaluation.plan import LadderSettings
+
+W, L0 = 6, 8
+
+
+def dense(
+    name: str,
+    far: Far,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    potential: Tensor | None,
+    visible: Visible,
+) -> Tensor:
+    """Row by row: all logits, then what the intervention does to the far ones, then softmax."""
+    q, k, v = (x.double() for x in (q, k, v))
+    batch, heads, queries, dim = q.shape
+    group = heads // k.shape[1]
+    turns = random_maps(far.seed, k.shape[1], dim, far.planes)
+    seen = visible.tile(visible.keys - queries, visible.keys, 0, visible.keys, "cpu")
+    out = torch.zeros(*q.shape[:-1], v.shape[-1], dtype=torch.float64)
+    for b, h, r in np.ndindex(batch, heads, queries):
+        i = visible.keys - queries + r
+        j = torch.arange(visible.keys)[seen[r]]
+        g = h // group
+        distant = i - j >= far.near_window
+        key, value = k[b, g, j].clone(), v[b, g, j].clone()
+        if name == "far_frame":
+            key[distant] = key[distant] @ turns[g].T
+            if far.carried:
+                value[distant] = value[distant] @ turns[g].T
+        s = key @ q[b, h, r] / math.sqrt(dim)
+        if name == "log_n":
+            s = s * max(1.0, math.log(len(j)) / math.log(far.train_length))
+        if potential is not None:
+            u = potential[b % potential.shape[0], h * potential.shape[1] // heads]
+            s = s + u[j] - u[i]
+        if name == "alibi":
+            s = s - slopes(heads)[h] * (i - j)
+        if name == "far_logits_mean" and distant.any():
+            s = torch.where(distant, s[distant].mean(), s)
+        if name == "far_masked":
+            s = torch.where(distant, -math.inf, s)
+        weight = s.softmax(0)
+        if name == "far_values_dropped":
+            weight = torch.where(distant, 0.0, weight)
+        out[b, h, r] = weight @ value
+    return out
+
+
+def drawn(
+    keys: int, queries: int, kv_heads: int, value_dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor, Callable[..., Tensor]]:
+    generator = torch.Generator().manual_seed(keys + queries)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    q, k = 2 * normal(2, 4, queries, 8), normal(2, kv_heads, keys, 8)
+    return q, k, normal(2, kv_heads, keys, value_dim), normal
+
+
+@pytest.mark.parametrize("name", ["none", *NAMES])
+@pytest.mark.parametrize(
+    ("keys", "queries", "kv_heads", "potentials", "window", "sinks"),
+    [
+        (40, 40, 4, None, None, 0),
+        (40, 40, 2, 2, None, 0),
+        (40, 40, 2, 4, None, 0),
+        (40, 40, 2, 4, 15, 3),
+        (40, 5, 1, 1, None, 0),
+        (40, 1, 2, None, 15, 2),
+        (5, 5, 2, 2, None, 0),
+        (W + 1, W + 1, 2, 2, None, 0),
+    ],
+)
+@pytest.mark.parametrize("planes", [True, False])
+def test_each_equals_its_definition(
+    name: str, keys: int, queries: int, kv_heads: int, potentials: int | None, window: int | None,
+    sinks: int, planes: bool,
+) -> None:  # fmt: skip
+    q, k, v, normal = drawn(keys, queries, kv_heads, 8, torch.float64)
+    u = None
+    if potentials is not None:
+        u = (0.3 * normal(1, potentials, keys).abs().cumsum(-1)).double()
+    far = Far(W, L0, planes=planes, carried=planes, seed=5)
+    visible = Visible(queries, keys, window=window, sinks=sinks)
+    got = engine(name, far).function(q, k, v, potential=u, visible=visible)
+    expected = dense(name, far, q, k, v, u, visible)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_of_the_precision_is_enough(name: str) -> None:
+    """float32, and values of another dimension than keys where nothing moves them."""
+    q, k, v, _ = drawn(300, 300, 2, 12, torch.float32)
+    far = Far(64, 128)
+    visible = Visible(300, 300)
+    got = engine(name, far).function(q, k, v, visible=visible)
+    wide = engine(name, far).function(q.double(), k.double(), v.double(), visible=visible)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), wide, rtol=1e-4, atol=1e-5)
+
+
+def test_the_explicit_engine_serves_where_the_kernel_says_no_sums(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    q, k, v, _ = drawn(40, 40, 2, 8, torch.float64)
+    run_ = engine("far_values_dropped", Far(W, L0)).function
+    expected = run_(q, k, v, visible=Visible(40, 40))
+    monkeypatch.setattr(interventions.kernel, "gives_lse", lambda _: False)
+    torch.testing.assert_close(run_(q, k, v, visible=Visible(40, 40)), expected)
+
+
+@pytest.mark.parametrize("planes", [True, False])
+def test_random_maps_are_orthogonal_and_named_by_their_seed(planes: bool) -> None:
+    maps = random_maps(3, 5, 8, planes)
+    one = torch.eye(8, dtype=torch.float64).expand(5, 8, 8)
+    torch.testing.assert_close(maps @ maps.mT, one)
+    assert torch.equal(maps, random_maps(3, 5, 8, planes))
+    assert not torch.allclose(maps[0], maps[1])
+    assert not torch.allclose(maps, random_maps(4, 5, 8, planes))
+
+
+def test_mistakes_are_named() -> None:
+    q, k, v, _ = drawn(40, 40, 2, 8, torch.float64)
+    with pytest.raises(ValueError, match="did you mean 'far_masked'"):
+        engine("far_mask", Far(W, L0))
+    with pytest.raises(ValueError, match="sees 6 tokens back"):
+        engine("far_frame", Far(W, L0)).function(q, k, v, visible=Visible(40, 40, window=6))
+    with pytest.raises(ValueError, match="near_window is 0"):
+        Far(0, L0)
+    with pytest.raises(ValueError, match="train_length is 1"):
+        Far(W, 1)
+
+
+def build(mechanism: str) -> Any:
+    config = FarfieldConfig(
+        vocab_size=20, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=16, train_length=16, mechanism=mechanism,
+    )  # fmt: skip
+    model = FarfieldForCausalLM(config)
+    model.initialise(1)
+    return model.eval()
+
+
+def test_a_model_under_an_engine_is_itself_again_afterwards() -> None:
+    model = build("learned+v+alibi")
+    ids = torch.randint(0, 20, (1, 40), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        plain = model(ids).logits
+        with under(model, engine("none", Far(8, 16))):
+            torch.testing.assert_close(model(ids).logits, plain, rtol=1e-4, atol=1e-5)
+        with under(model, engine("far_masked", Far(8, 16))):
+            masked = model(ids).logits
+        assert torch.equal(model(ids).logits, plain)
+    torch.testing.assert_close(masked[:, :8], plain[:, :8], rtol=1e-4, atol=1e-5)
+    assert (masked[:, -1] - plain[:, -1]).abs().max() > 1e-4
+
+
+def test_rows_hold_the_ladder_under_each() -> None:
+    generator = np.random.default_rng(0)
+    stream = TokenStream(generator.integers(0, 20, 16 * 16 + 1).astype(np.uint16))
+    settings = LadderSettings(multiples=(1, 4), protocols=("windows",))
+    far = Far(16, 16)
+    told: list[float] = []
+    rows = run(
+        build("rope"), stream, settings, far, mechanism="rope", seed=1,
+        names=("far_masked", "alibi"), progress=lambda done, total: told.append(done / total),
+    )  # fmt: skip
+    assert [(r["intervention"], r["length"]) for r in rows] == [
+        (name, length) for name in ("none", "far_masked", "alibi") for length in (16, 64)
+    ]
+    table = {(r["intervention"], r["length"]): r for r in rows}
+    assert table["none", 64]["against"] == 1.0
+    # No key is far at the training length: masking them changes nothing.
+    assert table["far_masked", 16]["ppl"] == pytest.approx(table["none", 16]["ppl"], rel=1e-5)
+    assert table["far_masked", 64]["ppl"] != pytest.approx(table["none", 64]["ppl"], rel=1e-5)
+    assert table["alibi", 16]["against"] != pytest.approx(1.0, rel=1e-5)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1.0)
