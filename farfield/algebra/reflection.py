@@ -264,16 +264,15 @@ def _accumulated(vectors: Tensor, base: Tensor) -> tuple[Tensor, Tensor, Tensor]
     [..., n, d, d], end [..., d, d] float64.
     """
     *lead, chunks, size, dim = vectors.shape
+    if chunks == 1:  # a cached step above all: no products, and the end as exact as any
+        rows = vectors.squeeze(-3).to(torch.float64)
+        local = _doubled(rows) @ base
+        turned, starts = (x.to(vectors.dtype).unsqueeze(-3) for x in (local, base))
+        return turned, starts, base - rows.mT @ local
     vectors = vectors.reshape(math.prod(lead), chunks, size, dim)
     frame = base.reshape(math.prod(lead), dim, dim)
     turned = torch.empty_like(vectors)
     starts = vectors.new_empty(vectors.shape[0], chunks, dim, dim)
-    if chunks == 1:  # a cached step above all: no products, and the end as exact as any
-        rows = vectors[:, 0].to(torch.float64)
-        local = _doubled(rows) @ frame
-        turned[:, 0], starts[:, 0] = local, frame
-        end = torch.baddbmm(frame, rows.mT, local, alpha=-1.0)
-        return turned.view(*lead, 1, size, dim), starts.view(*lead, 1, dim, dim), end.view_as(base)
     for part in _blocks(vectors.shape[0], chunks, size * dim, _GROUP):
         local = _doubled(vectors[:, part])
         product = _one_less(vectors[:, part].mT.to(torch.float64) @ local)
@@ -334,10 +333,16 @@ def _moved(x: Tensor, turned: Tensor, vectors: Tensor, starts: Tensor, outward: 
 
     Shapes: x [..., T, d]; turned and vectors [..., n, C, d]; starts [..., n, d, d].
     """
-    pairing = Pairing(x.shape[:-2], starts.shape[:-3])
-    x_rows = pairing.split(x)
     chunks, size, dim = vectors.shape[-3:]
     score, add = (turned, vectors) if outward else (vectors, turned)
+    if chunks == 1:  # a cached step above all, where every call counts
+        one, score, add = starts.squeeze(-3), score.squeeze(-3), add.squeeze(-3)
+        wide = x.to(vectors.dtype)
+        scores = wide @ score.mT
+        moved = wide @ (one.mT if outward else one)
+        return (moved - (scores.tril_() if size > 1 else scores) @ add).to(x.dtype)
+    pairing = Pairing(x.shape[:-2], starts.shape[:-3])
+    x_rows = pairing.split(x)
     score, add = (part.reshape(pairing.own, chunks, size, dim) for part in (score, add))
     starts = starts.reshape(pairing.own, chunks, dim, dim)
     starts = starts.mT if outward else starts
