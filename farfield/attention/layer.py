@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from farfield.algebra.contraction import ContractionTrail
 from farfield.algebra.frame import Frame
-from farfield.attention import mechanisms
-from farfield.attention.engines import sdpa
+from farfield.attention import engines, mechanisms
+from farfield.attention.engines import Engine, path
 from farfield.attention.logit import Visible
 from farfield.attention.mechanism import Carry, Geometry, Tokens
 from farfield.attention.state import DecodingState
@@ -43,7 +44,7 @@ class Attention(nn.Module):
         tokens: Tokens,
         state: DecodingState | None = None,
         valid: Tensor | None = None,
-        engine: str = "auto",
+        engine: Engine | str = "auto",
     ) -> Tensor:
         """Attention of `tokens` to themselves and to those that `state` remembers.
 
@@ -63,7 +64,7 @@ class Attention(nn.Module):
         tokens: Tokens,
         state: DecodingState | None,
         valid: Tensor | None,
-        engine: str,
+        engine: Engine | str,
     ) -> Tensor:
         q, k, v = (
             projection(tokens.hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -77,16 +78,55 @@ class Attention(nn.Module):
             v = carry.value_frame.pull(v)
         if carry.logit_scale is not None:
             q = (q * carry.logit_scale[..., None]).to(q.dtype)
-        keys = k
-        potential, index = carry.potential, None
-        if state is not None:
-            keys, v, potential = state.extend(keys, v, carry)
-            index = state.index
-        seen = self._visible(carry, tokens, v.shape[-2], valid, index)
-        out = sdpa.attend(q, keys, v, potential=potential, valid=seen.valid)
+        if carry.contraction is not None:
+            out = self._contracted((q, k, v), carry, tokens, state, valid, engine)
+        else:
+            out = self._softmax((q, k, v), carry, tokens, state, valid, engine)
         if carry.value_frame is not None:
             out = self._ungrouped(self._per_head(carry.value_frame).push(self._grouped(out)))
         return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+    def _softmax(
+        self,
+        vectors: tuple[Tensor, Tensor, Tensor],
+        carry: Carry,
+        tokens: Tokens,
+        state: DecodingState | None,
+        valid: Tensor | None,
+        engine: Engine | str,
+    ) -> Tensor:
+        """Softmax attention of pulled queries, keys and values."""
+        (q, k, v), potential, index = vectors, carry.potential, None
+        if state is not None:
+            k, v, potential = state.extend(k, v, carry, valid)
+            index = state.index
+        seen = self._visible(carry, tokens, k.shape[-2], valid, index)
+        return engines.attend(engine, q, k, v, potential=potential, visible=seen)
+
+    def _contracted(
+        self,
+        vectors: tuple[Tensor, Tensor, Tensor],
+        carry: Carry,
+        tokens: Tokens,
+        state: DecodingState | None,
+        valid: Tensor | None,
+        engine: Engine | str,
+    ) -> Tensor:
+        """Softmax attention along contractions, which can't be pulled out of keys and queries."""
+        q, k, v = vectors
+        contraction, potential = carry.contraction, carry.potential
+        assert contraction is not None
+        if engine not in ("auto", "path"):
+            raise ValueError(
+                f"engine '{getattr(engine, 'name', engine)}' attends to keys in one frame, and "
+                "contractions have none; expected 'path' or 'auto'"
+            )
+        if state is None:
+            seen = self._visible(carry, tokens, k.shape[-2], valid, None)
+            return path.attend(q, k, v, contraction, potential=potential, visible=seen)
+        keys, v, potential = state.extend(ContractionTrail.of(contraction, k), v, carry, valid)
+        seen = self._visible(carry, tokens, v.shape[-2], valid, None)
+        return path.attend_cached(q, keys, v, potential=potential, visible=seen)
 
     def _visible(
         self, carry: Carry, tokens: Tokens, keys: int, valid: Tensor | None, index: Tensor | None

@@ -29,8 +29,7 @@ class DecodingState:
     `capacity` fixes the size of the buffers (None: they grow). `reach` is the distance from which
     on a key can't matter any more (None: it always can); a window in the Carry is one as well. Keys
     out of reach are evicted while nothing is being recorded, and `index` then names the tokens
-    that are kept. `valid` says which tokens are not padding, where the caller keeps it (None: all
-    are).
+    that are kept. `valid` says which tokens are not padding (None: all are).
 
     Shapes: keys [B, kv heads, kept, d], values [B, kv heads, kept, d_v], potential
     [B or 1, heads, kept] float64 or None, index int64 [kept] or None (all), valid bool [B, length]
@@ -80,10 +79,13 @@ class DecodingState:
         """The mechanism's state after the last token."""
         return self.trails
 
-    def extend(self, keys: Any, values: Tensor, carry: Carry) -> tuple[Any, Tensor, Tensor | None]:
+    def extend(
+        self, keys: Any, values: Tensor, carry: Carry, valid: Tensor | None = None
+    ) -> tuple[Any, Tensor, Tensor | None]:
         """Append tokens; returns the keys, values and potentials that these tokens may need.
 
-        Keys are a tensor or, where they are transported as they age, a trail of their own.
+        `valid` is that of all tokens, earlier ones included. Keys are a tensor or, where they are
+        transported as they age, a trail of their own.
 
         Raises: ValueError, before anything is changed, where a fixed capacity would not do.
         """
@@ -105,6 +107,7 @@ class DecodingState:
             added = torch.arange(self.length, self.length + count, device=values.device)
             self.index = torch.cat((self.index, added))
         self.length += count
+        self.valid = valid
         for name, trail in carry.state.items() if count else ():
             self._remember(name, trail)
         seen = self._remember("keys", keys) if not isinstance(keys, Tensor) else self.keys

@@ -16,7 +16,7 @@ def valid_keys(
     """Which of all keys are real: bool [B, earlier + T], or None where nothing is padding.
 
     A cached token's step is in the frame already, so a later mask can't change its mind about it;
-    a call without a mask goes on from what is known. The state remembers the answer.
+    a call without a mask goes on from what is known.
 
     Raises: ValueError for another shape, a batch of another size, or a mask that disagrees.
     """
@@ -42,8 +42,6 @@ def valid_keys(
                 "a token can't become padding, or stop being it, afterwards"
             )
         valid = None if bool(valid.all()) else valid
-    if state is not None:
-        state.valid = valid
     return valid
 
 

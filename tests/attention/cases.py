@@ -8,6 +8,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import combinations
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -28,6 +29,10 @@ TOGETHER: dict[tuple[str, str], list[str]] = {
 """Options that say something only together: the other values to give such an option, spelled."""
 
 
+OTHER = {"size": 2, "rank": 2, "conv": 2, "block": 3, "longest": 7, "scaling": None, "factor": None}
+"""What an option is changed to, where 0 or 1 would not do (None: not alone)."""
+
+
 def _spellings(row: mechanisms.Row) -> list[str]:
     """The row's name with every option at its default, and with each one away from it in turn."""
     spelled = [row.name]
@@ -40,7 +45,9 @@ def _spellings(row: mechanisms.Row) -> list[str]:
         elif get_origin(kind) is Literal:
             others = [choice for choice in get_args(kind) if choice != option.default]
         else:
-            others = [0 if option.default else 1]
+            others = [OTHER.get(option.name, 0 if option.default else 1)]
+        if OTHER.get(option.name, 0) is None:
+            continue
         spelled += [f"{row.name}:{option.name}={other}" for other in others]
     return spelled
 
@@ -67,6 +74,7 @@ def names() -> list[str]:
         for carried in ("", "+v") if not row.values_stay else ("",):
             found += [text + carried for text in spelled]
             found += [f"{row.name}{carried}+{control}" for control in _controls() if control]
+    found += [f"rope:scaling={rule},factor=3" for rule in ("linear", "ntk", "yarn")]
     return list(dict.fromkeys(mechanisms.canonical(name) for name in found))
 
 
@@ -228,7 +236,7 @@ def _by_position(mechanism: Mechanism, options: Any, shape: Geometry, tokens: To
 
 
 def _by_weight(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
-    (weight,) = mechanism.parameters()
+    (weight,) = mechanism.transport.parameters()
     if options.source == "token":
         assert tokens.ids is not None
         data = nn.functional.one_hot(tokens.ids, VOCABULARY).double() @ weight.double()
@@ -247,6 +255,84 @@ ANGLES: dict[str, Callable[[Mechanism, Any, Geometry, Tokens], Tensor]] = {
 }
 
 
+def _vectors(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    """W x, through the short convolution over real tokens if there is one: [B, Hk, T, d]."""
+    weights = dict(mechanism.named_parameters())
+    source = weights["transport.weight.weight"].double()
+    if getattr(options, "source", "hidden") == "token":
+        assert tokens.ids is not None
+        data = nn.functional.one_hot(tokens.ids, VOCABULARY).double() @ source
+    else:
+        data = tokens.hidden.double() @ source.T
+    if options.rank:
+        data = data @ weights["transport.spread.weight"].double().T
+    if options.conv:
+        taps = weights["transport.taps"].double()
+        out = torch.zeros_like(data)
+        for row in range(data.shape[0]):
+            real = range(data.shape[1])
+            if tokens.valid is not None:
+                real = [t for t in real if tokens.valid[row, t]]
+            for place, t in enumerate(real):
+                for back in range(min(options.conv, place + 1)):
+                    out = out.index_put(
+                        (torch.tensor(row), torch.tensor(t)),
+                        taps[:, -1 - back] * data[row, real[place - back]],
+                        accumulate=True,
+                    )
+        data = out * torch.sigmoid(out)
+    data = data.reshape(*data.shape[:2], shape.kv_heads, -1).transpose(1, 2)
+    return data if tokens.valid is None else data * tokens.valid[:, None, :, None]
+
+
+def _reflections(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    return reference.reflection_steps(_vectors(mechanism, options, shape, tokens))
+
+
+def _contractions(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    """I - β w wᵀ, the identity at padding."""
+    vectors = _vectors(mechanism, options, shape, tokens)
+    length = vectors.square().sum(-1, keepdim=True)
+    w = vectors / torch.where(length > 0, length, 1.0).sqrt()
+    if options.beta:
+        beta = torch.full(w.shape[:-1], options.beta, dtype=torch.float64)
+    else:
+        weights = dict(mechanism.named_parameters())
+        raw = tokens.hidden.double() @ weights["transport.strength.weight"].double().T
+        raw = raw + weights["transport.strength.bias"].double()
+        beta = 2.0 / (1.0 + torch.exp(-raw)).transpose(1, 2)
+    outer = beta[..., None, None] * w[..., :, None] * w[..., None, :]
+    return torch.eye(shape.head_dim, dtype=torch.float64) - outer
+
+
+def _exponentials(mechanism: Mechanism, options: Any, shape: Geometry, tokens: Tokens) -> Tensor:
+    """exp of each block's skew matrix: pairs, planes and scales from the options alone."""
+    size = options.block or max(b for b in range(2, 9) if shape.head_dim % b == 0)
+    blocks, planes = shape.head_dim // size, size // 2
+    omega = FREQUENCIES[options.frequencies](replace(shape, head_dim=2 * blocks * planes))
+    (weight,) = mechanism.transport.parameters()
+    data = tokens.hidden.double() @ weight.double().T
+    data = data.reshape(*data.shape[:2], shape.kv_heads, blocks, -1).transpose(1, 2)
+    angle = torch.zeros_like(data)
+    for block in range(blocks):
+        each = [omega[block * planes + min(i // 2, planes - 1)] for i in range(size)]
+        for pair, (i, j) in enumerate(combinations(range(size), 2)):
+            root = (each[i] * each[j]).sqrt()
+            angle[..., block, pair] = root * data[..., block, pair] / math.sqrt(size - 1)
+            if i % 2 == 0 and j == i + 1:
+                angle[..., block, pair] += options.c * root
+    if tokens.valid is not None:
+        angle = angle * tokens.valid[:, None, :, None, None]
+    return reference.dense_steps(angle)
+
+
+STEPS: dict[str, Callable[[Mechanism, Any, Geometry, Tokens], Tensor]] = {
+    "reflection": _reflections,
+    "dense": _exponentials,
+    "path": _contractions,
+}
+
+
 def angles(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor | None:
     """The angles of the definition [B, Hk, T, N] float64, zero at padding; None if not known."""
     part = mechanisms.parse(name).transport
@@ -262,6 +348,9 @@ def steps(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tenso
     angle = angles(layer, name, shape, tokens)
     if angle is not None:
         return reference.rotation_steps(angle)
+    part = mechanisms.parse(name).transport
+    if part.row.name in STEPS:
+        return STEPS[part.row.name](layer.mechanism, part.options, shape, tokens)
     frame = layer.mechanism(tokens, {}).frame
     if frame is None:
         return None

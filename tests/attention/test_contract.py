@@ -16,6 +16,12 @@ from farfield.attention.packing import Packing
 
 CLOSE: Any = {"rtol": 0.0, "atol": 1e-11}
 
+
+def close(name: str) -> Any:
+    """Against a definition in float64; gates are summed in units of 2^-36 nat, 1.5e-11."""
+    return {"rtol": 0.0, "atol": 3e-10} if "forget" in name else CLOSE
+
+
 every_mechanism = pytest.mark.parametrize("name", NAMES)
 
 
@@ -42,12 +48,12 @@ def test_values_and_gradients_are_those_of_the_definition(name: str) -> None:
     ours = layer(tokens, valid=valid)
     theirs = expected(layer, name, geometry(), tokens)
 
-    torch.testing.assert_close(ours[valid], theirs[valid], **CLOSE)
+    torch.testing.assert_close(ours[valid], theirs[valid], **close(name))
     grads = torch.autograd.grad((ours * weigh).sum(), inputs)
     wanted = torch.autograd.grad((theirs * weigh).sum(), inputs)
     for got, want in zip(grads, wanted, strict=True):
         assert want.abs().max() > 1e-4
-        torch.testing.assert_close(got, want, **CLOSE)
+        torch.testing.assert_close(got, want, **close(name))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 4, 2), (4, 2, 6), (4, 1, 10)])
@@ -58,7 +64,7 @@ def test_every_grouping_and_head_dimension(
     changes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     layer, tokens = layer_of(name, **changes), sequence(1, 4)
     want = expected(layer, name, geometry(**changes), tokens)
-    torch.testing.assert_close(layer(tokens), want, **CLOSE)
+    torch.testing.assert_close(layer(tokens), want, **close(name))
 
 
 @every_mechanism
@@ -260,7 +266,7 @@ def test_no_token_and_one_token(name: str) -> None:
 
 @every_mechanism
 def test_finite_at_64_times_the_mixing_window(name: str) -> None:
-    layer = layer_of(name, dtype=torch.float32, mixing_window=8, heads=2, kv_heads=1, head_dim=4)
+    layer = layer_of(name, dtype=torch.float32, mixing_window=8, heads=2, kv_heads=1, head_dim=6)
     with torch.no_grad():
         out = layer(sequence(1, 64 * 8, dtype=torch.float32))
     assert out.isfinite().all()

@@ -24,11 +24,14 @@ from torch import nn
 from farfield.attention.mechanism import Geometry, Mechanism
 from farfield.attention.mechanisms import (
     alibi,
+    dense,
     forget,
     learned,
     logn,
     nope,
+    path,
     random,
+    reflection,
     rope,
     window,
 )
@@ -92,6 +95,32 @@ _TABLE: dict[str, Row] = {
             "M_t = R(-ω_b (c + W x_t))",
             learned.Options,
             learned.Learned,
+        ),
+        Row(
+            "reflection",
+            "transport",
+            "accumulated Householder reflection across a vector the token chooses",
+            "M_t = I - 2 w wᵀ, w = W x_t / |W x_t|",
+            reflection.Options,
+            reflection.Reflection,
+        ),
+        Row(
+            "dense",
+            "transport",
+            "accumulated orthogonal map of whole blocks, chosen by the token",
+            "M_t = exp(S_t), S_t skew, linear in x_t",
+            dense.Options,
+            dense.Dense,
+        ),
+        Row(
+            "path",
+            "transport",
+            "PaTH: a part along a vector is taken away, as much as the token says",
+            "M_t = I - β w wᵀ, β = 2 sigmoid(U x_t + b)",
+            path.Options,
+            path.Path,
+            values_stay="path's steps shrink what they carry and have no inverse, so values have "
+            "no common frame to meet in; 'reflection+v' is its orthogonal form",
         ),
         Row(
             "alibi",
