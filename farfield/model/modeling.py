@@ -18,6 +18,7 @@ from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple
 
 from farfield.attention import Attention, Tokens
+from farfield.attention.engines import Engine
 from farfield.attention.mechanism import Mechanism
 from farfield.model.cache import FarfieldCache, decoding_state, past_length
 from farfield.model.configuration import FarfieldConfig
@@ -58,7 +59,7 @@ class FarfieldDecoderLayer(GradientCheckpointingLayer):
         hidden: Tensor,
         tokens: Tokens,
         valid: Tensor | None,
-        engine: str = "auto",
+        engine: Engine | str = "auto",
         cache: Cache | None = None,
     ) -> Tensor:
         """Shapes: hidden [B, T, D] in and out; valid bool [B, earlier + T] or None."""
@@ -193,7 +194,7 @@ class FarfieldModel(FarfieldPreTrainedModel):
         segment_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         nonce: int | None = None,
-        engine: str = "auto",
+        engine: Engine | str = "auto",
     ) -> BaseModelOutputWithPast:
         """Hidden states of tokens that follow those in `cache`.
 
@@ -288,7 +289,7 @@ class FarfieldForCausalLM(FarfieldPreTrainedModel, GenerationMixin):
         segment_ids: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         nonce: int | None = None,
-        engine: str = "auto",
+        engine: Engine | str = "auto",
     ) -> CausalLMOutputWithPast:
         """Logits, and with `labels` the mean next-token loss (labels are shifted here).
 
