@@ -31,12 +31,14 @@ class Attention(nn.Module):
     def __init__(self, mechanism: str, geometry: Geometry) -> None:
         super().__init__()
         self.head_dim = geometry.head_dim
+        self.kv_heads = geometry.kv_heads
         self.groups = geometry.heads // geometry.kv_heads
         query, key = (n * geometry.head_dim for n in (geometry.heads, geometry.kv_heads))
+        value_dim = geometry.value_dim or geometry.head_dim
         self.q_proj = nn.Linear(geometry.hidden_size, query, bias=False)
         self.k_proj = nn.Linear(geometry.hidden_size, key, bias=False)
-        self.v_proj = nn.Linear(geometry.hidden_size, key, bias=False)
-        self.o_proj = nn.Linear(query, geometry.hidden_size, bias=False)
+        self.v_proj = nn.Linear(geometry.hidden_size, geometry.kv_heads * value_dim, bias=False)
+        self.o_proj = nn.Linear(geometry.heads * value_dim, geometry.hidden_size, bias=False)
         self.mechanism = mechanisms.build(mechanism, geometry)
 
     def forward(
@@ -67,8 +69,12 @@ class Attention(nn.Module):
         engine: Engine | str,
     ) -> Tensor:
         q, k, v = (
-            projection(tokens.hidden).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projection(tokens.hidden).unflatten(-1, (heads, -1)).transpose(1, 2)
+            for projection, heads in (
+                (self.q_proj, self.kv_heads * self.groups),
+                (self.k_proj, self.kv_heads),
+                (self.v_proj, self.kv_heads),
+            )
         )
         carry = self.mechanism(tokens, state.mechanism if state is not None else {})
         if carry.frame is not None:

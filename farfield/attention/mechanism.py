@@ -36,8 +36,9 @@ class Geometry:
     """What a mechanism is built for: one attention layer of a model.
 
     Units: `mixing_window` and `train_length` (None: not known) in tokens. `rope_base` is the base
-    of RoPE's frequencies. `seed` and `layer` name the random angles. Raises: ValueError where heads
-    do not divide, or a size or the base is not positive.
+    of RoPE's frequencies. `seed` and `layer` name the random angles. `value_dim` is the dimension
+    of values (None: that of keys). Raises: ValueError where heads do not divide, or a size or the
+    base is not positive.
     """
 
     hidden_size: int
@@ -50,10 +51,12 @@ class Geometry:
     seed: int = 0
     rope_base: float = 10000.0
     train_length: int | None = None
+    value_dim: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("hidden_size", "heads", "kv_heads", "head_dim", "vocab_size"):
-            if getattr(self, name) < 1:
+        for name in ("hidden_size", "heads", "kv_heads", "head_dim", "vocab_size", "value_dim"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; expected at least 1")
         if not self.rope_base > 0:
             raise ValueError(f"rope_base is {self.rope_base}; expected a positive number")

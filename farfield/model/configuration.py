@@ -39,7 +39,8 @@ class FarfieldConfig(PreTrainedConfig):
     the length the model is trained at; `mixing_window` the tokens in which the slowest random or
     mixing block decorrelates (None: L₀). `seed` names the random angles, so it belongs to the
     model as its weights do. `intermediate_size` defaults to 8/3 of the width, `head_dim` to
-    width / heads, `initializer_range` (the standard deviation of fresh matrices) to 1/√(2 width).
+    width / heads, `v_head_dim` (that of values) to `head_dim`, `initializer_range` (the standard
+    deviation of fresh matrices) to 1/√(2 width).
 
     Units: lengths in tokens. Raises: ValueError for a key or mechanism that doesn't exist (naming
     the nearest) and for heads that don't divide; transformers' own validation error for a wrong
@@ -55,6 +56,7 @@ class FarfieldConfig(PreTrainedConfig):
     num_attention_heads: int = 4
     num_key_value_heads: int | None = None
     head_dim: int | None = None
+    v_head_dim: int | None = None
     mechanism: str = "rope"
     train_length: int = 512
     mixing_window: int | None = None
@@ -111,6 +113,7 @@ class FarfieldConfig(PreTrainedConfig):
             seed=self.seed,
             rope_base=self.rope_base,
             train_length=self.train_length,
+            value_dim=self.v_head_dim,
         )
 
     @classmethod

@@ -412,15 +412,15 @@ def logit_scale(layer: Attention, name: str, shape: Geometry, tokens: Tokens) ->
 def expected(layer: Attention, name: str, shape: Geometry, tokens: Tokens) -> Tensor:
     """The layer's output by the definition, in float64 loops."""
 
-    def heads(projection: nn.Linear) -> Tensor:
+    def heads(projection: nn.Linear, count: int) -> Tensor:
         out = tokens.hidden.double() @ projection.weight.double().T
-        return out.unflatten(-1, (-1, shape.head_dim)).transpose(1, 2)
+        return out.unflatten(-1, (count, -1)).transpose(1, 2)
 
     window = _control(name, "window")
     out = reference.attention(
-        heads(layer.q_proj),
-        heads(layer.k_proj),
-        heads(layer.v_proj),
+        heads(layer.q_proj, shape.heads),
+        heads(layer.k_proj, shape.kv_heads),
+        heads(layer.v_proj, shape.kv_heads),
         steps=steps(layer, name, shape, tokens),
         carry_values=mechanisms.parse(name).carried,
         potential=potential(layer, name, shape, tokens),

@@ -67,6 +67,19 @@ def test_every_grouping_and_head_dimension(
     torch.testing.assert_close(layer(tokens), want, **close(name))
 
 
+@pytest.mark.parametrize("name", [name for name in NAMES if not mechanisms.parse(name).carried])
+def test_values_of_another_dimension(name: str) -> None:
+    layer, tokens = layer_of(name, value_dim=5), sequence(2, 5)
+    want = expected(layer, name, geometry(value_dim=5), tokens)
+    torch.testing.assert_close(layer(tokens), want, **close(name))
+    torch.testing.assert_close(decode(layer, tokens, [2, 3, 5]), want, **close(name))
+
+
+def test_carried_values_have_the_dimension_of_their_frames() -> None:
+    with pytest.raises(ValueError, match="carries values of dimension 5 in frames of dimension 6"):
+        layer_of("random+v", value_dim=5)
+
+
 @every_mechanism
 def test_a_token_changes_nothing_before_it(name: str) -> None:
     layer, tokens = layer_of(name), sequence(2, 6)

@@ -279,9 +279,17 @@ def slug(name: str) -> str:
 
 
 def build(name: str, geometry: Geometry) -> Mechanism:
-    """The mechanism of a composed name for one attention layer. Raises: ValueError as `parse`."""
+    """The mechanism of a composed name for one attention layer.
+
+    Raises: ValueError as `parse`, and for carried values that a frame of keys doesn't fit.
+    """
     composition = parse(name)
     transport = composition.transport
+    if composition.carried and geometry.value_dim not in (None, geometry.head_dim):
+        raise ValueError(
+            f"mechanism '{name}' carries values of dimension {geometry.value_dim} in frames of "
+            f"dimension {geometry.head_dim}; expected the same, or values that stay"
+        )
     return Mechanism(
         transport.row.build(geometry, transport.options),  # type: ignore[arg-type]
         composition.carried,
