@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from farfield.cli import bench, listing, models, report, study
+from farfield.cli import bench, listing, models, report, study, theory
 from farfield.cli.console import mistakes
 
 app = typer.Typer(
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 for group in (study, models, report, bench, listing):  # the order in which `--help` lists them
     app.add_typer(group.commands)
+app.add_typer(theory.commands, name="theory")
 
 
 def main() -> None:
