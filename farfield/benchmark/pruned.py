@@ -137,7 +137,7 @@ def _work(setting: Setting, source: Source, tokens: int, training: bool) -> floa
     operations = once * (CALLS * 1.5 + config.num_hidden_layers // 2)
     if training:
         weights = sum(p.numel() for p in work.build(source.mechanism).parameters())
-        operations += 20.0 * weights * work.settings.train_tokens
+        operations += 8.0 * weights * work.settings.train_tokens
     return operations
 
 
