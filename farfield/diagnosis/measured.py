@@ -227,19 +227,18 @@ def _of_row(chunk: Chunk, row: KeySums, first: measures.LogitSums, sink: Tensor)
     if isinstance(scores, DotProducts):
         local = chunk.rows - chunk.call.start
         query = scores.query[..., local, :].double()
-        reach = torch.linalg.vector_norm(scores.key.double(), dim=-1).cummax(-1).values
-        reach = reach[..., chunk.rows - chunk.call.first].unsqueeze(2)
+        reach = scores.largest_key[..., chunk.rows - chunk.call.first].unsqueeze(2)
         columns["score_scale"] = scores.scale * query.norm(dim=-1) * reach
         if chunk.call.planes and chunk.call.carried:
-            columns["coupling_floor"] = _coupling_floor(query, scores.key, scores.scale)
+            columns["coupling_floor"] = _coupling_floor(query, scores)
     return columns
 
 
-def _coupling_floor(query: Tensor, key: Tensor, scale: float) -> Tensor:
+def _coupling_floor(query: Tensor, scores: DotProducts) -> Tensor:
     """κ² of T5″, averaged over the planes of a head, at x_b = |q_b| mean|k_b|/√d."""
     planes = query.unflatten(-1, (2, -1)).norm(dim=-2)
-    keys = key.double().unflatten(-1, (2, -1)).norm(dim=-2).mean(2)  # [B, G, d/2]
-    floor = values.coupling_floor((scale * planes * keys[:, :, None, None]).cpu().numpy())
+    x = scores.scale * planes * scores.mean_plane[:, :, None, None]
+    floor = values.coupling_floor(x.cpu().numpy())
     return torch.from_numpy(np.asarray(floor)).mean(-1).to(query.device)
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -78,6 +79,17 @@ class DotProducts:
         """As in `Scores`."""
         return None if self.added is None else self.added(rows, keys)
 
+    @cached_property
+    def largest_key(self) -> Tensor:
+        """max_{j ≤ i} |k_j| for every key i: [B, G, K] float64."""
+        return torch.linalg.vector_norm(self.key, dim=-1, dtype=torch.float64).cummax(-1).values
+
+    @cached_property
+    def mean_plane(self) -> Tensor:
+        """The mean size of the keys in each plane (x_b, x_{b+d/2}): [B, G, d/2] float64."""
+        planes = self.key.unflatten(-1, (2, -1))
+        return torch.linalg.vector_norm(planes, dim=-2).mean(2, dtype=torch.float64)
+
 
 @dataclass(frozen=True)
 class Written:
@@ -140,6 +152,12 @@ class Attended:
     sink: Tensor | None = None
     carried: bool = False
     planes: bool = False
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """|v_j|: [B, G, K], float32 at least."""
+        wide = torch.promote_types(self.values.dtype, torch.float32)
+        return torch.linalg.vector_norm(self.values, dim=-1, dtype=wide)
 
     def chunks(self, rows: Tensor, size: int = _QUERIES) -> Iterator[Chunk]:
         """The sampled queries among those of this call, at most `size` at a time."""
@@ -273,7 +291,7 @@ class Chunk:
 
     def _tile(self, keys: Keys, seen: Tensor) -> Tile:
         call, rows = self.call, self.rows - self.call.start
-        values = pick(call.values, keys)
+        values, norms = pick(call.values, keys), pick(call.norms, keys)
         values = values[:, :, None, None] if isinstance(keys, slice) else values[:, :, None]
         if isinstance(keys, slice):
             index = torch.arange(keys.start, keys.stop, device=self.rows.device)
@@ -289,7 +307,7 @@ class Chunk:
             distance=distance,
             key_position=position[:, None, None],
             values=values,
-            norms=torch.linalg.vector_norm(values, dim=-1, dtype=_wide(values)),
+            norms=norms[:, :, None, None] if isinstance(keys, slice) else norms[:, :, None],
         )
 
 
@@ -299,11 +317,7 @@ def grouped(x: Tensor, groups: int) -> Tensor:
 
 
 def pick(x: Tensor, keys: Keys) -> Tensor:
-    """Keys or values of a tile. Shapes: x [B, G, K, ·] -> [B, G, k, ·], or [B, G, Q, k, ·]."""
+    """Keys or values of a tile. Shapes: x [B, G, K, …] -> [B, G, k, …], or [B, G, Q, k, …]."""
     if isinstance(keys, slice):
         return x[:, :, keys]
     return x.index_select(2, keys.flatten()).unflatten(2, keys.shape)
-
-
-def _wide(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)

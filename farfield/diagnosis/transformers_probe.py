@@ -326,7 +326,7 @@ def _attended(
         first=mask.kv_offset,
         scores=DotProducts(grouped(query, groups), key, softmax.scale, softmax.cap),
         values=value,
-        visible=lambda rows: _causal(mask, rows),
+        visible=lambda rows: _checked(mask, rows, tokens.position),
         position=tokens.position,
         heads=heads,
         real=tokens.real,
@@ -334,14 +334,19 @@ def _attended(
     )
 
 
-def _causal(mask: Mask, rows: Tensor) -> Tensor:
-    """What the rows see. Raises: ValueError where that is a later token."""
+def _checked(mask: Mask, rows: Tensor, position: Tensor) -> Tensor:
+    """What the rows see. Raises: ValueError where that is a later token, or another document's."""
     seen = mask.rows(rows)
-    if mask.by_vmap:
-        own = rows + mask.q_offset - mask.kv_offset
-        later = torch.arange(mask.keys, device=rows.device) > own[:, None]
-        if bool((seen & later).any()):
-            raise ValueError("a query sees a later token; expected causal attention")
+    key = torch.arange(mask.keys, device=rows.device)
+    own = (rows + mask.q_offset - mask.kv_offset).unsqueeze(-1)
+    if mask.by_vmap and bool((seen & (key > own)).any()):
+        raise ValueError("a query sees a later token; expected causal attention")
+    begin = own - position.to(rows.device)[:, rows + mask.q_offset].unsqueeze(-1)
+    if bool((begin > 0).any()) and bool((seen & (key < begin)).any()):
+        raise ValueError(
+            "a query sees another document than its own: this architecture doesn't keep packed "
+            "documents apart; expected them as rows of a batch"
+        )
     return seen
 
 
