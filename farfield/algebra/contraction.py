@@ -174,6 +174,37 @@ class Chunk:
         onto = (q @ self.rows.w.mT) * own
         return q @ self.rows.keys.mT - onto @ self.taken, q - onto @ self.taking
 
+    def gradients(
+        self, q: Tensor, own: Tensor, scores: Tensor, moved: Tensor, ends: Tensor, product: Tensor
+    ) -> tuple[Tensor, Rows]:
+        """Gradients to the queries and rows from those to the results of `met`, to `transported`
+        and to `product`.
+
+        With X = (I + A)⁻¹ R, A strictly lower: dR = (I + A)⁻ᵀ dX and dA = -stril(dR Xᵀ).
+
+        Shapes: q and own as in `met`; the others as what they are gradients to.
+        """
+        keys, w, beta = self.rows
+        strength = beta[..., None]
+        onto = (q @ w.mT) * own
+        of_onto = (scores @ self.taken.mT + moved @ self.taking.mT).neg_().mul_(own)
+        of_q = scores @ keys + moved + of_onto @ w
+        of_keys = scores.mT @ q + ends
+        of_w = of_onto.mT @ q - self.taken @ ends - self.taking @ product.mT
+        of_taken = (onto.mT @ scores + w @ ends.mT).neg_()
+        of_taking = (onto.mT @ moved + w @ product).neg_()
+        inner = (w @ w.mT).tril_(-1)
+        wanted = _substituted(
+            (strength * inner).mT, torch.cat((of_taken, of_taking), -1), transposed=True
+        )
+        to_keys, to_w = wanted.split((keys.shape[-2], w.shape[-1]), -1)
+        of_inner = (to_keys @ self.taken.mT + to_w @ self.taking.mT).neg_().tril_(-1)
+        onto_keys = (w @ keys.mT).tril_(-1)
+        of_beta = (to_keys * onto_keys).sum(-1) + (to_w * w).sum(-1) + (of_inner * inner).sum(-1)
+        of_onto_keys, of_inner = (strength * to_keys).tril_(-1), strength * of_inner
+        of_w = of_w + strength * to_w + of_onto_keys @ keys + (of_inner + of_inner.mT) @ w
+        return of_q, Rows(of_keys + of_onto_keys.mT @ w, of_w, of_beta)
+
 
 def moved_on(reach: Tensor, products: Iterable[Tensor]) -> Tensor:
     """The reach n further chunks on, of whose steps these are the products.
@@ -357,11 +388,11 @@ class ContractionTrail:
             return ContractionTrail(joined, marks, tuple(raw[place:]), opened, self.spare, none)
 
 
-def _substituted(system: Tensor, wanted: Tensor) -> Tensor:
-    """Y of (I + system) Y = wanted, for a strictly lower triangular system."""
+def _substituted(system: Tensor, wanted: Tensor, transposed: bool = False) -> Tensor:
+    """Y of (I + system) Y = wanted, for a strictly lower triangular system (or its transpose)."""
     if wanted.shape[-2] <= 1:
         return wanted
-    return torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    return torch.linalg.solve_triangular(system, wanted, upper=transposed, unitriangular=True)
 
 
 def _identity(like: Tensor) -> Tensor:

@@ -113,6 +113,22 @@ def test_gradients_of_a_chunk_are_those_of_the_loop() -> None:
         torch.testing.assert_close(found, expected, **CLOSE)
 
 
+@pytest.mark.parametrize("length", [1, 7])
+def test_gradients_written_out_are_those_of_autograd(length: int) -> None:
+    rows = Rows(*(x.requires_grad_() for x in tokens(length)))
+    q = drawn(2, 3, 4, 6).requires_grad_()
+    own = (torch.rand(4, length) < 0.6).double()
+    chunk = Chunk.solved(rows)
+    results = [*chunk.met(q, own), chunk.transported, chunk.product]
+    weights = [drawn(*x.shape) for x in results]
+    with torch.no_grad():
+        of_q, of_rows = chunk.gradients(q, own, *weights)
+    for found, want in zip(
+        (of_q, *of_rows), torch.autograd.grad(results, (q, *rows), weights), strict=True
+    ):
+        torch.testing.assert_close(found, want, **CLOSE)
+
+
 @pytest.mark.parametrize("recording", [False, True])
 @pytest.mark.parametrize("parts", [[23], [1] * 23, [5, 5, 13], [3, 12, 0, 8], [22, 1]], ids=str)
 def test_a_trail_doesnt_depend_on_how_its_tokens_came_in(
