@@ -80,6 +80,8 @@ def engine(name: str, far: Far) -> Engine:
     Serves whole sequences and cached ones, grouped heads, potentials and windows, without
     gradients; no padding. Raises: ValueError for an unknown name.
     """
+    if name != NONE:
+        check_names([name])
     made: dict[str, _Attention] = {
         NONE: _attend,
         "far_masked": _Masked(far),
@@ -89,11 +91,16 @@ def engine(name: str, far: Far) -> Engine:
         "alibi": _alibi,
         "log_n": _LogN(far),
     }
-    if name not in made:
-        near = difflib.get_close_matches(name, made, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"intervention {name!r}: expected one of {', '.join(NAMES)}{hint}")
     return Engine(name, made[name], frozenset(), FLOATS, frozenset(), _SERVES)
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raises ValueError, naming the nearest, for one that is no intervention."""
+    for name in names:
+        if name not in NAMES:
+            near = difflib.get_close_matches(name, NAMES, 1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"intervention {name!r}: expected one of {', '.join(NAMES)}{hint}")
 
 
 @contextmanager

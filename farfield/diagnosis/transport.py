@@ -35,6 +35,8 @@ ORDERS = (1, 2, 3, 4)
 
 Row = dict[str, Any]
 
+_STILL = 1e-12
+
 
 @dataclass
 class Transports:
@@ -273,8 +275,12 @@ class _Rotation:
         return self.mean("floor") / self.texts**0.5
 
     def rate(self, name: str = "rho2") -> Tensor:
-        """√ of the mean over texts of (T|ĉ|² − 1)/(T − 1), cut to [0, 1]: [B]."""
-        return self.mean(name).clamp(0.0, 1.0).sqrt()
+        """√ of the mean over texts of (T|ĉ|² − 1)/(T − 1), cut to [0, 1]: [B].
+
+        1 to rounding is 1: a step that never varies has no window, not one of 10¹⁵ tokens.
+        """
+        square = self.mean(name).clamp(0.0, 1.0)
+        return torch.where(square > 1 - _STILL, 1.0, square.sqrt())
 
     def step_rows(self, named: Row, energy: Tensor, epsilon: float) -> list[Row]:
         """One row for each block."""

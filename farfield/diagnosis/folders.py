@@ -1,0 +1,94 @@
+"""The diagnosis of a model folder on disk, as a folder of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from farfield.data import Splits, load_corpus
+from farfield.diagnosis.diagnose import FORMATS, Diagnosis, Stage, diagnose
+from farfield.diagnosis.interventions import check_names
+from farfield.evaluation.pretrained import SPLITS, load_model, resolve_train_length
+
+if TYPE_CHECKING:
+    from farfield.data import TokenStream
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is measured, beside the model and its text: arguments of `diagnose` and of loading.
+
+    Raises: ValueError for an unknown split, format or intervention, before a model is read.
+    """
+
+    lengths: list[int] | None = None
+    near_windows: list[int] | None = None
+    queries: int = 512
+    layers: list[int] | None = None
+    heads: list[int] | None = None
+    intervene: tuple[str, ...] | None = None
+    tokens: int | None = None
+    split: str = "test"
+    dtype: str | None = None
+    device: str = "cpu"
+    kind: str = "jsonl"
+
+    def __post_init__(self) -> None:
+        for what, name, known in (("split", self.split, SPLITS), ("format", self.kind, FORMATS)):
+            if name not in known:
+                raise ValueError(f"{what} {name!r}: expected one of {', '.join(known)}")
+        check_names(self.intervene or ())
+
+
+def of_model(
+    model_folder: str | Path,
+    data: str,
+    out: str | Path,
+    options: Options | None = None,
+    train_length: int | None = None,
+    *,
+    stage: Stage | None = None,
+) -> Diagnosis:
+    """Diagnoses a model folder on a text tokenised with its own tokenizer, and writes the rows.
+
+    Rows are named by the model's mechanism, or else by its model type.
+
+    Raises: OSError and ValueError as `load_model`, `load_corpus` and `diagnose`.
+    """
+    chosen = options or Options()
+    splits = Splits(0.0, 0.0, 1.0) if chosen.split == "all" else Splits()
+    corpus = load_corpus(data, str(model_folder), splits=splits)
+    stream = getattr(corpus, "test" if chosen.split == "all" else chosen.split)
+    return of_stream(model_folder, stream, out, chosen, train_length, stage=stage)
+
+
+def of_stream(
+    model_folder: str | Path,
+    stream: TokenStream,
+    out: str | Path,
+    options: Options,
+    train_length: int | None = None,
+    *,
+    stage: Stage | None = None,
+) -> Diagnosis:
+    """The same on tokens that are there already. Raises: as `of_model`."""
+    model = load_model(model_folder, dtype=options.dtype, device=options.device)
+    config = model.config
+    found = diagnose(
+        model,
+        stream,
+        options.lengths,
+        train_length=resolve_train_length(config, train_length),
+        name=getattr(config, "mechanism", None) or config.model_type,
+        seed=getattr(config, "seed", None) or 0,
+        near_windows=options.near_windows,
+        queries=options.queries,
+        layers=options.layers,
+        heads=options.heads,
+        intervene=options.intervene,
+        tokens=options.tokens,
+        stage=stage,
+    )
+    found.write(out, options.kind)
+    return found
