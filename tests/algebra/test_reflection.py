@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from farfield.algebra import reference, reflection
+from farfield.algebra import reference, wy
 from farfield.algebra.reflection import ReflectionFrame, folded
 
 ACTS = ["pull", "push"]
@@ -22,9 +22,9 @@ ONE = torch.eye(6, dtype=torch.float64)
 def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Short sequences in many chunks, groups and blocks as well as in one."""
     if request.param == 4:
-        monkeypatch.setattr(reflection, "_CHUNK", 4)
-        monkeypatch.setattr(reflection, "_GROUP", 3)
-        monkeypatch.setattr(reflection, "_BLOCK_ELEMENTS", 1)
+        monkeypatch.setattr(wy, "CHUNK", 4)
+        monkeypatch.setattr(wy, "_GROUP", 3)
+        monkeypatch.setattr(wy, "_BLOCK_ELEMENTS", 1)
     return request.param
 
 
