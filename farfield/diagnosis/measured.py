@@ -339,8 +339,8 @@ class _Totals:
                 for s, (low, high) in enumerate(buckets):
                     if self.queries[s] == 0:
                         continue
-                    row = {"head": head, "near_window": window, "low": low, "high": high}
-                    row["carried"] = self.carried
+                    row: dict[str, Any] = {"head": head, "near_window": window}
+                    row |= {"low": low, "high": high, "carried": self.carried}
                     row["queries"] = int(self.queries[s])
                     row["far_queries"] = int(self.sums["t4"][0][w, h, s])
                     for key, values_ in table.items():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -26,12 +27,18 @@ from farfield.model import FarfieldCache
 
 
 @contextmanager
-def attached(session: Session) -> Iterator[dict[str, Any]]:
+def attached(session: Session, fed: bool = False) -> Iterator[dict[str, Any]]:
     """The session sees the attention of a farfield model that is called with what this yields.
 
     Where steps contract there are no keys for an engine: the layer's projections are read instead.
+
+    Raises: ValueError for a text that is `fed` in pieces where steps contract.
     """
     contracts = _contracts(session.model)
+    if contracts and fed:
+        raise ValueError(
+            "a text can't be fed in pieces where transports contract; expected feed=None"
+        )
     watching = _Watching(session)
     with ExitStack() as stack:
         stack.enter_context(session.following())
@@ -50,14 +57,7 @@ def attached(session: Session) -> Iterator[dict[str, Any]]:
 
 
 def cache(model: Any) -> FarfieldCache:
-    """A cache for a text that is fed in pieces; nothing in it is evicted.
-
-    Raises: ValueError where steps contract.
-    """
-    if _contracts(model):
-        raise ValueError(
-            "a text can't be fed in pieces where transports contract; expected feed=None"
-        )
+    """A cache for a text that is fed in pieces; nothing in it is evicted."""
     kept = FarfieldCache(model.config.num_hidden_layers)
     kept.activate_past_recording()
     return kept
@@ -244,23 +244,28 @@ class Contracted:
         """[B, G, R, Q, K]."""
         wanted = rows.tolist()
         if self._known is None or not set(wanted) <= set(self._known[0]):
-            self._known = wanted, torch.cat([self._row(row) for row in wanted], -2)
+            start = self.trail.length - self.query.shape[-2]
+            runs = [list(run) for _, run in groupby(wanted, lambda row: (row + start) // CHUNK)]
+            self._known = wanted, torch.cat([self._run(run) for run in runs], -2)
         known, table = self._known
         return table if known == wanted else table[..., [known.index(row) for row in wanted], :]
 
-    def _row(self, row: int) -> Tensor:
-        """[B, G, R, 1, K]; keys after the query's own chunk are left at 0, and are not seen."""
-        trail, token = self.trail, row + self.trail.length - self.query.shape[-2]
-        index, place = divmod(token, CHUNK)
+    def _run(self, rows: list[int]) -> Tensor:
+        """The scores of queries of one chunk [B, G, R, Q, K]; those of later keys mean nothing."""
+        trail, shape = self.trail, (self.query.shape[2], len(rows))
+        tokens = torch.tensor(rows, device=self.query.device)
+        tokens = tokens + trail.length - self.query.shape[-2]
+        index = int(tokens[0]) // CHUNK
         chunk = trail.chunk(index)
         wide = torch.promote_types(self.query.dtype, chunk.taking.dtype)
-        query = self.query[..., row, :].to(wide)  # [B, G, R, d]
-        own = (torch.arange(chunk.length, device=query.device) <= place).to(wide)
-        near, moved = chunk.met(query, own.expand(query.shape[2], -1))
+        query = self.query[..., rows, :].to(wide).flatten(2, 3)  # [B, G, R·Q, d]
+        step = torch.arange(chunk.length, device=query.device)
+        own = (step <= (tokens % CHUNK).unsqueeze(-1)).to(wide).repeat(shape[0], 1)
+        near, moved = chunk.met(query, own)
         back = (moved @ trail.reach(index).flatten(-2)).unflatten(-1, (index, query.shape[-1]))
         waiting = trail.keys[:, :, : index * CHUNK].to(wide).unflatten(2, (index, CHUNK))
         far = torch.einsum("bgrcd,bgcnd->bgrcn", back, waiting).flatten(-2)
         scores = query.new_zeros(*query.shape[:-1], trail.length)
         scores[..., : index * CHUNK] = far
         scores[..., index * CHUNK : index * CHUNK + chunk.length] = near
-        return scores.unsqueeze(-2) * logit.scale(query.shape[-1])
+        return scores.unflatten(2, shape) * logit.scale(query.shape[-1])

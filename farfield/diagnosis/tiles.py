@@ -246,7 +246,7 @@ class Chunk:
         there = index >= 0
         keys = index.clamp(min=0)
         seen = self._seen().gather(-1, keys.expand(self._seen().shape[0], *keys.shape)) & there
-        return self._tile(keys, seen)
+        return self._tile(keys, seen, back.expand_as(keys))
 
     def far(self, window: int) -> Iterator[Tile]:
         """The keys at a distance of at least `window`, in tiles in order of the keys."""
@@ -259,7 +259,8 @@ class Chunk:
         for first in range(0, stop, width):
             keys = slice(first, min(stop, first + width))
             column = torch.arange(keys.start, keys.stop, device=self.rows.device)
-            yield self._tile(keys, seen[..., keys] & (column <= nearest))
+            distance = route_length(self.rows, column + self.call.first)
+            yield self._tile(keys, seen[..., keys] & (column <= nearest), distance)
 
     def tiles(self) -> Iterator[Tile]:
         """All keys of the queries, each in one tile."""
@@ -289,16 +290,14 @@ class Chunk:
     def _seen(self) -> Tensor:
         return self.call.visible(self.rows - self.call.start)
 
-    def _tile(self, keys: Keys, seen: Tensor) -> Tile:
+    def _tile(self, keys: Keys, seen: Tensor, distance: Tensor) -> Tile:
         call, rows = self.call, self.rows - self.call.start
         values, norms = pick(call.values, keys), pick(call.norms, keys)
         values = values[:, :, None, None] if isinstance(keys, slice) else values[:, :, None]
         if isinstance(keys, slice):
             index = torch.arange(keys.start, keys.stop, device=self.rows.device)
-            distance = route_length(self.rows, index + call.first)
             position = call.position.to(index.device)[:, index + call.first][:, None]
         else:
-            distance = self.rows.unsqueeze(-1) - keys - call.first
             position = call.position.to(keys.device)[:, keys + call.first]
         return Tile(
             content=call.scores.content(rows, keys),
