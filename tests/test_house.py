@@ -26,6 +26,7 @@ BELOW = {
     "farfield": {"algebra", "attention", "model"},
     "training": {"algebra", "attention", "model", "farfield", "data"},
     "evaluation": {"algebra", "attention", "model", "farfield", "data"},
+    "benchmark": {"algebra", "attention", "model", "farfield", "data", "training", "evaluation"},
     "diagnosis": {"algebra", "attention", "model", "farfield", "data", "evaluation", "theory"},
     "report": {"evaluation.rows", "evaluation.intervals", "theory"},
 }
