@@ -33,7 +33,7 @@ _FEW_QUERIES = 16
 _WINDOW_QUERIES = (64, 256)
 """Fewest and most queries that share a slice of keys under a window; between, half the window."""
 
-_RIDING_RANGE = 128.0
+_RIDING_RANGE = 64.0
 """By how many nats the potential may change between queries that share a centre, if that leaves
 32 of them: the float32 rounding of differences grows with the distance from it."""
 

@@ -25,7 +25,7 @@ from farfield.attention.logit import Visible
 _BLOCK = 128
 """Queries and keys of a block of the mask, FlexAttention's own default."""
 
-_LENGTHS = ((2,), (2,), (2,), (2,), (3,), (3, 4))
+_LENGTHS = ((2,), (2,), (2,), (3,), (3,), (3, 4))
 """Which dimensions of `_attend`'s tensors are lengths. All else is compiled as numbers, and tensors
 are packed: the C++ generated for the CPU mixes up its names from the tenth unknown size on."""
 

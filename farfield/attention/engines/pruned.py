@@ -11,7 +11,8 @@ was skipped, w ≤ ε,
     |out - exact| = w |mean of skipped v - out| ≤ ε (max|v_skipped| + |out|).
 
 Nothing is assumed of the potential: where it doesn't fall with distance, nothing is skipped. Heads
-work apart, so that one with a long memory doesn't hold up the others. Sinks are never skipped.
+work apart, so that one with a long memory doesn't hold up the others. A window's sinks are never
+skipped.
 
 Serves: everything a call can ask for, on the CPU, without gradients.
 """
@@ -202,7 +203,8 @@ class _Unit:
             more = self._piece(wide, start, stop, reached - take, reached, centre)
             out, lse = _merged(out, lse, *more)
             reached -= take
-        sinks = min(self.visible.sink_stop(), reached)
+        windowed = self.visible.window is not None
+        sinks = min(self.visible.sink_stop(), reached) if windowed else 0
         if sinks:
             out, lse = _merged(out, lse, *self._piece(wide, start, stop, 0, sinks, centre))
         return out[0], reached, sinks
