@@ -59,11 +59,9 @@ def _convolved(row: Tensor, weight: Tensor, length: int) -> Tensor:
 
 def _windows(row: Tensor, length: int, size: int) -> Tensor:
     """The `size` inputs up to each token, itself included: a view [B, T, size · D] of the row."""
-    batch, _, channels = row.shape
-    row = row.contiguous()
-    strides = (row.stride(0), channels, 1)
-    offset = row.storage_offset() + channels
-    return row.as_strided((batch, length, size * channels), strides, offset)
+    channels = row.shape[-1]
+    windows = row.contiguous().flatten(1).unfold(1, size * channels, channels)
+    return windows[:, 1 : 1 + length]
 
 
 def _rows(x: Tensor, index: Tensor) -> Tensor:

@@ -34,6 +34,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from farfield.algebra.pairing import Pairing
+from farfield.algebra.skew import averaged, block_size, exponential, skew_matrix
 from farfield.algebra.trail import Steps
 
 _CHUNK = 64
@@ -87,7 +88,7 @@ class DenseFrame:
             if not x.is_floating_point():
                 raise TypeError(f"{name} is {x.dtype}; expected a floating type, for radians")
         blocks, pairs, rank = generators.shape[-3:]
-        size = _size(pairs)
+        size = block_size(pairs)
         if coefficient.shape[-1] != rank:
             raise ValueError(
                 f"coefficient has {coefficient.shape[-1]} entries for a token; "
@@ -107,6 +108,8 @@ class DenseFrame:
         wide = torch.promote_types(coefficient.dtype, generators.dtype)
         wide = torch.promote_types(wide, torch.float32)
         coefficient, generators = coefficient.to(wide), generators.to(wide)
+        if torch.compiler.is_compiling():  # one operator makes the frames where they are used
+            return cls(coefficient, generators, base[..., :1], base, base, (), ())
         plain = cls(coefficient.detach(), generators.detach(), base, base, base, (), ())
         frame = plain._built()
         return replace(frame, turn=_Turn.apply(coefficient, generators, frame))
@@ -167,6 +170,9 @@ class DenseFrame:
                 f"x has shape {list(x.shape)}; these frames carry [..., {expected[0]} tokens, "
                 f"{expected[1]} dimensions]"
             )
+        if torch.compiler.is_compiling():
+            grouped = self.turn.dim() > self.base.dim()
+            return moved_by(x, self.coefficient, self.generators, self.base, outward, grouped)
         return _Move.apply(x, self.turn, self, outward)
 
     # The frames of some chunks: P, the product from the start of its chunk to each token, and the
@@ -206,7 +212,7 @@ class DenseFrame:
         angle = angle.expand(*lead, *angle.shape[-2:]).reshape(
             math.prod(lead), -1, self.chunk, *generators.shape[-3:-1]
         )
-        return _skew(angle.transpose(2, 3), self.size)
+        return skew_matrix(angle.transpose(2, 3), self.size)
 
     def _built(self) -> DenseFrame:
         rows, (dim, size) = math.prod(self.base.shape[:-2]), self.base.shape[-2:]
@@ -229,33 +235,6 @@ def folded(generators: Tensor, base: Tensor, coefficient: Tensor) -> Tensor:
     return DenseFrame.from_coefficients(coefficient, generators, base).end
 
 
-def exponential(skew: Tensor) -> Tensor:
-    """exp(S) of skew matrices: S/2^k by Taylor's series of degree 8, squared k times.
-
-    What is squared is exp(S) - I, E → 2E + E², so that rounding stays in proportion to S and small
-    steps are as exact as they are small. k is such that the series ends below half an ulp of the
-    type. Differentiable.
-
-    Shapes: [..., b, b]. Units: radians.
-    """
-    # The angles of a skew matrix come in pairs: the largest is at most |S| / √2. Matrices that are
-    # not finite say nothing of how the others are to be computed.
-    norms = torch.linalg.matrix_norm(skew.detach()).nan_to_num(0.0, 0.0, 0.0)
-    largest = norms.amax().item() / math.sqrt(2.0) if norms.numel() else 0.0
-    reach = 0.5 if skew.dtype == torch.float32 else 0.05
-    halvings = math.ceil(math.log2(largest / reach)) if largest > reach else 0
-    s1 = skew * 0.5**halvings
-    s2 = s1 @ s1
-    s3 = s2 @ s1
-    one = torch.eye(skew.shape[-1], dtype=skew.dtype, device=skew.device)
-    e = s2 * (1 / 40320) + s1 * (1 / 5040) + one * (1 / 720)
-    e = s3 @ e + s2 * (1 / 120) + s1 * (1 / 24) + one * (1 / 6)
-    e = s3 @ e + s2 * 0.5 + s1
-    for _ in range(halvings):
-        e = 2.0 * e + e @ e
-    return e + one
-
-
 class _Turn(torch.autograd.Function):
     """(Coefficients, generators) → zero for each token, block and pair. A gradient that arrives
     there is the upper half of y gᵀ - g yᵀ, turns of the frame in the root frame."""
@@ -269,28 +248,7 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor):
-        frame: DenseFrame = ctx.frame
-        blocks, pairs = frame.generators.shape[-3:-1]
-        rows = math.prod(frame.base.shape[:-2])
-        grad_coefficient = torch.zeros_like(frame.coefficient)
-        grad_generators = torch.zeros_like(frame.generators, dtype=torch.float64)
-        later = torch.zeros_like(frame.base).reshape(rows, blocks, -1)
-        for index, part in reversed(list(enumerate(frame.parts()))):
-            turns = _in_chunks(grad[..., part, :].reshape(rows, -1, blocks * pairs), frame.chunk)
-            turns = _skew(turns.unflatten(-1, (blocks, pairs)).transpose(2, 3), frame.size)
-            with torch.autocast(grad.device.type, enabled=False):
-                sums, later = _sums_from_the_end(0.5 * turns, later)
-                inside, starts = frame.frames(index, part)
-                turned = inside @ starts.unsqueeze(3)
-                turned = turned @ sums @ turned.mT
-                with torch.enable_grad():
-                    own = frame.coefficient[..., part, :].detach().requires_grad_()
-                    generators = frame.generators.detach().requires_grad_()
-                    steps = exponential(frame.skew(part, (own, generators)))
-                found = torch.autograd.grad(steps, (own, generators), turned @ steps.detach())
-            grad_coefficient[..., part, :] = found[0]
-            grad_generators += found[1]
-        return grad_coefficient, grad_generators.to(frame.generators.dtype), None
+        return *_turned_back(grad, ctx.frame), None
 
 
 class _Move(torch.autograd.Function):
@@ -299,8 +257,7 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, turn: Tensor, frame: DenseFrame, outward: bool) -> Tensor:
         ctx.frame, ctx.outward, ctx.shape, ctx.lead = frame, outward, x.shape, turn.shape[:-2]
-        with torch.autocast(x.device.type, enabled=False):
-            y = _moved(x, frame, ctx.lead, outward)
+        y = _moved(x, frame, ctx.lead, outward)
         ctx.save_for_backward((x if outward else y) if turn.requires_grad else None)
         return y
 
@@ -308,30 +265,41 @@ class _Move(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor):
         frame, (inner,) = ctx.frame, ctx.saved_tensors
-        with torch.autocast(grad.device.type, enabled=False):
-            grad_x = _moved(grad, frame, ctx.lead, not ctx.outward)
-            grad_turn = None
-            if inner is not None:
-                inner = inner.expand(grad.shape)
-                left, right = (grad_x, inner) if ctx.outward else (inner, grad)
-                grad_turn = _turns(left, right, frame, ctx.lead)
+        grad_x = _moved(grad, frame, ctx.lead, not ctx.outward)
+        grad_turn = None
+        if inner is not None:
+            inner = inner.expand(grad.shape)
+            left, right = (grad_x, inner) if ctx.outward else (inner, grad)
+            grad_turn = _turns(left, right, frame, ctx.lead)
         return grad_x.sum_to_size(ctx.shape), grad_turn, None, None
 
 
-def _size(pairs: int) -> int:
-    """b of b(b-1)/2 pairs."""
-    size = (1 + math.isqrt(1 + 8 * pairs)) // 2
-    if size < 2 or size * (size - 1) // 2 != pairs:
-        raise ValueError(f"generators have {pairs} pairs; expected b(b-1)/2 for a block size b ≥ 2")
-    return size
-
-
-def _skew(angle: Tensor, size: int) -> Tensor:
-    """[..., b(b-1)/2] -> [..., b, b], the entries above the diagonal and their negatives below."""
-    above = torch.triu_indices(size, size, 1, device=angle.device)
-    skew = angle.new_zeros(*angle.shape[:-1], size, size)
-    skew[..., above[0], above[1]] = angle
-    return skew - skew.mT
+def _turned_back(grad: Tensor, frame: DenseFrame) -> tuple[Tensor, Tensor]:
+    """The gradients of coefficients and generators, from that of the turns [..., T, pairs]."""
+    blocks, pairs = frame.generators.shape[-3:-1]
+    rows = math.prod(frame.base.shape[:-2])
+    above = torch.triu_indices(frame.size, frame.size, 1, device=grad.device)
+    grad_coefficient = torch.zeros_like(frame.coefficient)
+    grad_generators = torch.zeros_like(frame.generators, dtype=torch.float64).flatten(-3, -2)
+    later = torch.zeros_like(frame.base).reshape(rows, blocks, -1)
+    flat = frame.generators.flatten(-3, -2)
+    for index, part in reversed(list(enumerate(frame.parts()))):
+        turns = _in_chunks(grad[..., part, :].reshape(rows, -1, blocks * pairs), frame.chunk)
+        turns = skew_matrix(turns.unflatten(-1, (blocks, pairs)).transpose(2, 3), frame.size)
+        with torch.autocast(grad.device.type, enabled=False):
+            sums, later = _sums_from_the_end(0.5 * turns, later)
+            inside, starts = frame.frames(index, part)
+            frames = inside @ starts.unsqueeze(3)
+            turned = averaged(frame.skew(part), frames @ sums @ frames.mT)
+            # (i, j) and (j, i) both stand for the pair.
+            angle = 2.0 * turned[..., above[0], above[1]].transpose(2, 3).flatten(3, 4)
+            angle = angle.flatten(1, 2)[:, : part.stop - part.start]
+            angle = angle.reshape(*frame.base.shape[:-2], *angle.shape[1:])
+            own = frame.coefficient[..., part, :]
+            grad_coefficient[..., part, :] = (angle @ flat).sum_to_size(own.shape)
+            grad_generators += (angle.mT @ own).sum_to_size(flat.shape)
+    grad_generators = grad_generators.view(frame.generators.shape)
+    return grad_coefficient, grad_generators.to(frame.generators.dtype)
 
 
 def _framed(steps: Tensor, frame: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -373,12 +341,13 @@ def _moved(x: Tensor, frame: DenseFrame, lead: torch.Size, outward: bool) -> Ten
     rows = pairing.split(x)
     out = torch.empty(rows.shape, dtype=x.dtype, device=x.device)
     for index, part in enumerate(frame.parts()):
-        inside, starts = frame.frames(index, part)
-        y = _split(rows[:, :, part], frame)
-        if outward:
-            y = (y.flatten(3, 4) @ starts.mT).view(y.shape) @ inside.mT
-        else:
-            y = ((y @ inside).flatten(3, 4) @ starts).view(y.shape)
+        with torch.autocast(x.device.type, enabled=False):
+            inside, starts = frame.frames(index, part)
+            y = _split(rows[:, :, part], frame)
+            if outward:
+                y = (y.flatten(3, 4) @ starts.mT).view(y.shape) @ inside.mT
+            else:
+                y = ((y @ inside).flatten(3, 4) @ starts).view(y.shape)
         y = y.permute(0, 4, 1, 3, 5, 2).flatten(4, 5).flatten(2, 3)
         out[:, :, part] = y[:, :, : part.stop - part.start]
     return pairing.join(out)
@@ -394,7 +363,8 @@ def _turns(left: Tensor, right: Tensor, frame: DenseFrame, lead: torch.Size) -> 
     above = torch.triu_indices(frame.size, frame.size, 1, device=left.device)
     found = []
     for part in frame.parts():
-        product = _split(lefts[:, :, part], frame).mT @ _split(rights[:, :, part], frame)
+        with torch.autocast(left.device.type, enabled=False):
+            product = _split(lefts[:, :, part], frame).mT @ _split(rights[:, :, part], frame)
         product = (product - product.mT)[..., above[0], above[1]].transpose(2, 3).flatten(3, 4)
         found.append(product.flatten(1, 2)[:, : part.stop - part.start])
     pairs = frame.generators.shape[-3] * above.shape[1]
@@ -418,3 +388,62 @@ def _sums_from_the_end(turns: Tensor, later: Tensor) -> tuple[Tensor, Tensor]:
     after = flat.new_ones(chunks, chunks).triu(1) @ totals + later.unsqueeze(2).to(flat.dtype)
     later = later + totals.sum(2, dtype=torch.float64)
     return (within + after.transpose(1, 2).unsqueeze(3)).view_as(turns), later
+
+
+# To torch.compile a move is one operator, which would otherwise unroll its loops over chunks anew
+# for every length. It makes the frames each time it is called.
+
+
+@torch.library.custom_op("farfield::dense_move", mutates_args=())
+def moved_by(
+    x: Tensor, coefficient: Tensor, generators: Tensor, base: Tensor, outward: bool, grouped: bool
+) -> Tensor:
+    """F_tᵀ x_t (or F_t x_t, outward) by the frames of these coefficients; see `DenseFrame`."""
+    frame = DenseFrame.from_coefficients(coefficient, generators, base)
+    return _own(_moved(x, frame, _lead(frame, grouped), outward))
+
+
+@moved_by.register_fake
+def _(x, coefficient, generators, base, outward, grouped):
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("farfield::dense_move_backward", mutates_args=())
+def _moved_back(
+    grad: Tensor, inner: Tensor, steps: list[Tensor], outward: bool, grouped: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    frame = DenseFrame.from_coefficients(*steps)
+    lead = _lead(frame, grouped)
+    grad_x = _moved(grad, frame, lead, not outward)
+    left, right = (grad_x, inner) if outward else (inner, grad)
+    turns = _turns(left, right, frame, lead).reshape(*frame.turn.shape)
+    return tuple(map(_own, (grad_x, *_turned_back(turns, frame))))  # type: ignore[return-value]
+
+
+@_moved_back.register_fake
+def _(grad, inner, steps, outward, grouped):
+    return tuple(like.new_empty(like.shape) for like in (grad, *steps[:2]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    x, coefficient, generators, base, ctx.outward, ctx.grouped = inputs
+    ctx.save_for_backward(x if ctx.outward else output, coefficient, generators, base)
+
+
+def _differentiate(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    inner, *steps = ctx.saved_tensors
+    found = _moved_back(grad, inner, steps, ctx.outward, ctx.grouped)
+    return *found, None, None, None
+
+
+moved_by.register_autograd(_differentiate, setup_context=_save)
+
+
+def _own(x: Tensor) -> Tensor:
+    """A tensor of an operator's own, laid out as its shape says."""
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _lead(frame: DenseFrame, grouped: bool) -> torch.Size:
+    lead = frame.turn.shape[:-2]
+    return torch.Size((*lead, 1)) if grouped else lead
