@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from farfield.algebra.contraction import ContractionTrail
 from farfield.algebra.frame import Frame
 from farfield.attention import engines, mechanisms
-from farfield.attention.engines import Engine, path
+from farfield.attention.engines import Engine, fla_path, path
 from farfield.attention.logit import Visible
 from farfield.attention.mechanism import Carry, Geometry, Tokens
 from farfield.attention.state import DecodingState
@@ -122,14 +122,16 @@ class Attention(nn.Module):
         q, k, v = vectors
         contraction, potential = carry.contraction, carry.potential
         assert contraction is not None
-        if engine not in ("auto", "path"):
+        name = getattr(engine, "name", engine)
+        if name not in ("auto", "path", "fla_path") or (name == "fla_path" and state is not None):
             raise ValueError(
-                f"engine '{getattr(engine, 'name', engine)}' attends to keys in one frame, and "
-                "contractions have none; expected 'path' or 'auto'"
+                f"engine '{name}' does not attend along contractions in this call; expected 'path', "
+                "'auto' or, for whole sequences without a cache, 'fla_path'"
             )
         if state is None:
             seen = self._visible(carry, tokens, k.shape[-2], valid, None)
-            return path.attend(q, k, v, contraction, potential=potential, visible=seen)
+            attend = fla_path.attend if name == "fla_path" else path.attend
+            return attend(q, k, v, contraction, potential=potential, visible=seen)
         keys, v, potential = state.extend(ContractionTrail.of(contraction, k), v, carry, valid)
         seen = self._visible(carry, tokens, v.shape[-2], valid, None)
         return path.attend_cached(q, keys, v, potential=potential, visible=seen)
