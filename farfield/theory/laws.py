@@ -36,9 +36,9 @@ class Draws:
         self.torch = torch.Generator().manual_seed(self.seed)
         self.numpy = np.random.default_rng(self.seed)
 
-    def normal(self, *shape: int) -> Tensor:
-        """Standard normal numbers, float32."""
-        return torch.empty(shape).normal_(generator=self.torch)
+    def normal(self, *shape: int, scale: float = 1.0) -> Tensor:
+        """Normal numbers of mean 0, float32."""
+        return torch.empty(shape).normal_(std=scale, generator=self.torch)
 
     def uniform(self, *shape: int) -> Tensor:
         """Numbers uniform on [0, 1), float32."""
@@ -103,7 +103,10 @@ class Normal:
         drift = bool((mean != 0).any())
 
         def more(tokens: int) -> Tensor:
-            turned = draws.normal(routes, tokens, blocks).mul_(sigma)
+            if sigma.numel() == 1:
+                turned = draws.normal(routes, tokens, blocks, scale=sigma.item())
+            else:
+                turned = draws.normal(routes, tokens, blocks).mul_(sigma)
             return turned.add_(mean) if drift else turned
 
         return more

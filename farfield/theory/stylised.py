@@ -309,11 +309,12 @@ def walked_phases(
         tokens = min(before, max(1, _CHUNK // (routes * blocks)))
         base += walk(tokens).sum(1, keepdim=True, dtype=torch.float64)
         before -= tokens
+    base.remainder_(TURN)
 
     def more(tokens: int) -> Tensor:
         nonlocal base
         phase = walk(tokens).cumsum_(1)
-        last = phase[:, -1:].double()
+        last = phase[:, -1:].double()  # before the base: a large one would cost the sum digits
         phase += base.float()
         base = (base + last).remainder_(TURN)
         return phase
@@ -371,7 +372,7 @@ def _far(
     still = torch.where(sums.count.unsqueeze(-1) > 0, still, 0.0)
     return _Far(
         sums,
-        logit_sums(content, seen),
+        sums if model.control == Control() else logit_sums(content, seen),
         replace(carried, mean=carried.mean * root + noise),
         replace(carried, mean=still + noise),
     )
