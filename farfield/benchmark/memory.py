@@ -60,6 +60,7 @@ def jobs(setting: Setting) -> list[Job | LeftOut]:
                     once * (riding + first),
                     partial(_inference, peaks, case, tokens, shorter),
                     seconds=_LIBRARIES * (1 + first),
+                    after="" if first else f"{CASES[0]} at T = {tokens:,}",
                 )
             )
     for case, multiples in BACKWARD.items():

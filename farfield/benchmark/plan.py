@@ -109,7 +109,8 @@ class Job:
     """A piece of a section: what it compares, how much work that is at least, and how to do it.
 
     Units: `operations` are floating-point operations of matrix products, `seconds` what comes on
-    top. `run` is given seconds to use and whom to tell which share of them is used.
+    top. `run` is given seconds to use and whom to tell which share of them is used. `after` names
+    the job of the section that does, and is counted with, what this one relies on.
     """
 
     section: str
@@ -117,6 +118,7 @@ class Job:
     operations: float
     run: Callable[[float, Report], list[Row]]
     seconds: float = 0.5
+    after: str = ""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def plan(found: Sequence[Job | LeftOut], budget: float, operations_per_second: f
     need = [_SLACK * job.operations / operations_per_second + job.seconds for job in jobs]
     chosen: set[int] = set()
     spent = 0.0
-    for index in sorted(range(len(jobs)), key=need.__getitem__):
+    for index in _by_need(jobs, need):
         if chosen and spent + need[index] > budget:
             break
         chosen.add(index)
@@ -178,15 +180,24 @@ def plan(found: Sequence[Job | LeftOut], budget: float, operations_per_second: f
     everything = math.ceil(1.1 * sum(need) / 60)
     for index, job in enumerate(jobs):
         if index not in chosen:
-            reason = (
-                f"needs {_time(need[index])} here; --budget {everything} runs everything asked for"
-            )
+            reason = f"needs {_time(need[index])} here (everything: --budget {everything})"
             out.append(LeftOut(job.section, job.name, reason))
     kept = _interleaved(sorted(chosen), [job.section for job in jobs])
     spare = max(0.0, budget - spent)
     roots = [math.sqrt(need[index]) for index in kept]
     shares = [need[i] + spare * root / sum(roots) for i, root in zip(kept, roots, strict=True)]
     return Plan(tuple(jobs[index] for index in kept), tuple(shares), tuple(out))
+
+
+def _by_need(jobs: Sequence[Job], need: Sequence[float]) -> list[int]:
+    """Indices of the jobs, the quickest first, but none before the one it comes after."""
+    index_of = {(job.section, job.name): index for index, job in enumerate(jobs)}
+
+    def longest(index: int) -> float:
+        before = index_of.get((jobs[index].section, jobs[index].after))
+        return need[index] if before is None else max(need[index], longest(before))
+
+    return sorted(range(len(jobs)), key=lambda index: (longest(index), index))
 
 
 def _interleaved(indices: list[int], sections: list[str]) -> list[int]:

@@ -117,7 +117,8 @@ def jobs(setting: Setting) -> list[Job | LeftOut]:
             work = _work(setting, source, tokens, index == 0 and source.folder is None)
             shorter = setting.sizes.pruned[index - 1] if index else None
             run = partial(_compare, setting, source, tokens, shorter)
-            found.append(Job(SECTION, name, work, run, seconds=1.0))
+            before = f"{source.mechanism} at T = {shorter:,}" if shorter else ""
+            found.append(Job(SECTION, name, work, run, 1.0, before))
     return found
 
 

@@ -35,7 +35,18 @@ def test_the_quickest_jobs_that_fit_are_done_in_the_order_of_their_section() -> 
     assert sum(made.allowances) == pytest.approx(10.0)
     assert made.allowances[0] > made.allowances[1]
     assert [one.case for one in made.left_out] == ["peer", "slow"]
-    assert "about 65 s here; --budget 2 runs everything" in made.left_out[1].reason
+    assert "about 65 s here (everything: --budget 2)" in made.left_out[1].reason
+
+
+def test_a_job_is_not_taken_without_the_one_it_comes_after() -> None:
+    first, second = job("first", 30.0), replace(job("second", 2.0), after="first")
+    third = replace(job("third", 1.0), after="second")
+    assert plan.plan([first, second, third, job("own", 3.0)], 10.0, 1.0).jobs[0].name == "own"
+    assert len(plan.plan([first, second, third, job("own", 3.0)], 10.0, 1.0).jobs) == 1
+    for budget, names in ((41.0, ["first"]), (42.0, ["first", "second"])):
+        made = plan.plan([first, second, third], budget, 1.0)
+        assert [one.name for one in made.jobs] == names
+    assert len(plan.plan([first, second, third], 60.0, 1.0).jobs) == 3
 
 
 def test_sections_are_interleaved() -> None:
