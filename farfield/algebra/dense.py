@@ -127,7 +127,8 @@ class DenseFrame:
     @property
     def trail(self) -> Steps:
         """The frame before the tokens, and their coefficients."""
-        return Steps(self.base, self.coefficient, partial(folded, self.generators))
+        end = None if torch.compiler.is_compiling() else self.end
+        return Steps(self.base, self.coefficient, partial(folded, self.generators), end)
 
     @property
     def last(self) -> Tensor:

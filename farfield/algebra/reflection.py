@@ -92,7 +92,7 @@ class ReflectionFrame:
     def trail(self) -> Steps:
         """The frame before the tokens, and their vectors [..., T, d] of length 1 (or 0)."""
         vectors = self.vectors.flatten(-3, -2)[..., : self.length, :]
-        return Steps(self.base, vectors, folded)
+        return Steps(self.base, vectors, folded, self.end)
 
     @property
     def last(self) -> Tensor:

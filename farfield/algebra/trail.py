@@ -98,18 +98,21 @@ class Rows:
 class Steps:
     """The trail of a state too large for every token: a base, and the steps since.
 
-    `fold(base, steps)` is the base after the steps.
+    `fold(base, steps)` is the base after the steps; `end` is what it would give, where known.
 
-    Shapes: base [B or 1, heads, ·, ·]; steps [B or 1, heads, n ≥ 0, ·].
+    Shapes: base and end [B or 1, heads, ·, ·]; steps [B or 1, heads, n ≥ 0, ·].
     """
 
     base: Tensor
     steps: Tensor
     fold: Callable[[Tensor, Tensor], Tensor]
+    end: Tensor | None = None
 
     @property
     def folded(self) -> Tensor:
         """The state after all steps, shaped as the base."""
+        if self.end is not None:
+            return self.end
         return self.fold(self.base, self.steps) if self.spare else self.base
 
     @property
@@ -124,21 +127,23 @@ class Steps:
 
     def last(self) -> Steps:
         """The steps folded into the base."""
-        return replace(self, base=self.folded, steps=self.steps[..., :0, :])
+        return replace(self, base=self.folded, steps=self.steps[..., :0, :], end=None)
 
     def joined(self, new: Steps) -> Steps:
         """The old base, with the steps of both."""
-        return replace(self, steps=joined(self.steps, new.steps))
+        return replace(self, steps=joined(self.steps, new.steps), end=new.end)
 
     def cropped(self, count: int) -> Steps:
         """All but the last `count` steps."""
-        return replace(self, steps=self.steps[..., : self.spare - count, :])
+        end = None if count else self.end
+        return replace(self, steps=self.steps[..., : self.spare - count, :], end=end)
 
     def mapped(self, change: Change) -> Steps:
         """The base and steps of other members of the batch."""
         batch = self.batch
-        base, steps = (x.expand(batch, *x.shape[1:]) for x in (self.base, self.steps))
-        return replace(self, base=change(base), steps=change(steps))
+        known = [x for x in (self.base, self.steps, self.end) if x is not None]
+        base, steps, *end = (change(x.expand(batch, *x.shape[1:])) for x in known)
+        return replace(self, base=base, steps=steps, end=end[0] if end else None)
 
 
 def joined(old: Tensor, new: Tensor, dim: int = -2) -> Tensor:
