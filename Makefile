@@ -30,7 +30,7 @@ browser: $(READY)  ## the page in a real headless Chromium
 	FARFIELD_REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m browser
 
 bench: $(READY)  ## what each mechanism costs, against rope, on this machine
-	$(BIN)/farfield bench laptop
+	$(BIN)/farfield bench
 
 lint: $(READY)  ## linter, formatter and type checker
 	$(BIN)/ruff check .

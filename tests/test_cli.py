@@ -270,17 +270,3 @@ def test_report_tells_programs_its_verdicts_and_draws_a_picture(
     assert ".png or .svg" in mistake(
         "report", str(study), "--picture", str(tmp_path / "curves.txt")
     )
-
-
-def test_bench_pairs_every_mechanism_with_rope(trained: tuple[Path, Path], tmp_path: Path) -> None:
-    recipe = tmp_path / "small.toml"
-    recipe.write_text(SMALL.format(text=trained[0]))
-    settings = ["--set", 'mechanisms=["random_iid+v", "alibi"]']
-    done = runner.invoke(app, ["bench", str(recipe), "--rounds", "4", "--json", *settings])
-    assert done.exit_code == 0, done.output
-    rows = json.loads(done.stdout)
-    assert [row["mechanism"] for row in rows] == ["rope", "random_iid+v", "alibi"]
-    assert rows[0]["ratio"] == rows[0]["low"] == rows[0]["high"] == 1.0
-    assert all(row["low"] <= row["ratio"] <= row["high"] for row in rows)
-    assert all(row["seconds"] > 0 and row["rounds"] == 4 for row in rows)
-    assert "at least 3" in mistake("bench", str(recipe), "--rounds", "2")
