@@ -132,6 +132,7 @@ def _content(found: Found) -> dict[str, Any]:
     return {
         "found": found,
         "sentences": words.summary(found),
+        "fails": f"{words.FAILS:g}",
         "maps": maps,
         "figures": shown,
         "windows": _windows(found),
@@ -148,18 +149,20 @@ def _content(found: Found) -> dict[str, Any]:
     }
 
 
-_STYLE = (
-    "\n.told { margin: 0; padding-left: 1.2em; max-width: 46em; } .told li { margin: 6px 0; }\n"
-)
+_STYLE = """
+.told { margin: 0; padding-left: 1.2em; max-width: 46em; } .told li { margin: 6px 0; }
+.panels.maps { grid-template-columns: repeat(auto-fill, minmax(230px, 1fr)); }
+section h3 { margin-top: 26px; }
+"""
 
 _STUDY_HEADS: Sequence[tuple[str, str]] = (
-    ("ratio", "longest length ÷ L₀"),
-    ("far keys hidden", "the same ratio"),
-    ("far weight", "at 2 L₀, at the longest"),
-    ("one far key weighs", "longest ÷ L₀"),
-    ("left of a transport", "after L₀ tokens"),
-    ("memory", "tokens, shortest to longest head"),
-    ("error of the theory", "of the best guess"),
+    ("ratio", "longest ÷ L₀"),
+    ("far keys hidden", "its ratio then"),
+    ("far weight", "longest; at 2 L₀"),
+    ("a far key weighs", "longest ÷ L₀"),
+    ("transport left", "after L₀ tokens"),
+    ("memory", "tokens, by head"),
+    ("theory errs by", "the best guess by"),
 )
 
 

@@ -79,7 +79,8 @@ def prediction(found: Found) -> Prediction | None:
 def summary(found: Found) -> list[str]:
     """The sentences, in the order of an explanation."""
     makers: tuple[Callable[[Found], str | None], ...] = (
-        _outcome, _cause, _remedies, _weights, _keys, _transport, _gates, _foresight, _bounds,
+        _outcome, _cause, _remedies, _weights, _keys, _transport, _moved, _gates, _foresight,
+        _bounds,
     )  # fmt: skip
     return [text for maker in makers if (text := maker(found))]
 
@@ -113,6 +114,13 @@ def _outcome(found: Found) -> str | None:
     )
 
 
+def _use(change: float) -> str:
+    """What a change of perplexity by hiding far keys says of them."""
+    if change > 1.02:
+        return ": it uses far context."
+    return ": far keys do it harm already." if change < 0.98 else ": far keys hardly matter to it."
+
+
 def cures(found: Found) -> dict[str, float]:
     """What share of the rise in log-perplexity each intervention takes away at the longest length.
 
@@ -141,8 +149,7 @@ def _cause(found: Found) -> str | None:
         sense = "adds" if change > 1 else "takes away"
         return (
             f"Hiding every key further than {window:,} tokens {sense} {percent(abs(change - 1))} "
-            f"of its perplexity at {longest:,} tokens"
-            + (": it uses far context." if change > 1.02 else ": far keys hardly matter to it.")
+            f"of its perplexity at {longest:,} tokens" + _use(change)
         )
     found_cures = cures(found)
     share = found_cures["far_masked"]
@@ -270,7 +277,33 @@ def _transport(found: Found) -> str | None:
             f"; {len(known)} of {len(steps)} {what} are seen to mix, half of those within "
             f"{integer(median(known))} tokens"
         )
+    hidden = sum(not s["window_known"] for s in steps)
+    if hidden:
+        text += f" ({hidden} can't be told from noise)"
     return text + "."
+
+
+DECOHERED = 0.02
+"""The change of perplexity that one more random map on far keys may make where they have mixed."""
+
+
+def _moved(found: Found) -> str | None:
+    """Whether far keys have decohered: what one more random map does to them."""
+    own = perplexities(found).get("far_frame")
+    told = _multiples(found)
+    if not own or told is None or told[2] not in own:
+        return None
+    change = own[told[2]] / told[1] - 1
+    if abs(change) <= DECOHERED:
+        verdict = "they are met as if at random already"
+        if not any(step["rho"] < 1 - 1e-9 for step in found.tables["steps"]):
+            verdict = "where they stand does not matter to it"
+    else:
+        verdict = "how they are turned still matters to it"
+    return (
+        f"One more random map on all far keys changes its perplexity at {told[2]:,} tokens by "
+        f"{percent(abs(change))}: {verdict}."
+    )
 
 
 def _gates(found: Found) -> str | None:

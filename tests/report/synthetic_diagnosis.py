@@ -21,6 +21,7 @@ def make(
     ratio: float = 9.0,
     masked: float = 1.1,
     dropped: float = 1.2,
+    moved: float = 1.5,
     ell: float = 2.0,
     rho: float = 1.0,
     slope: float = 0.0,
@@ -45,7 +46,7 @@ def make(
             }
             for layer, head in HEADS
         ],
-        "interventions": _interventions(model, ratio, masked, dropped),
+        "interventions": _interventions(model, ratio, masked, dropped, moved),
     }  # fmt: skip
     for name, rows in tables.items():
         if rows:
@@ -140,10 +141,12 @@ def _prediction(error: float, guess: float) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _interventions(model: str, ratio: float, masked: float, dropped: float) -> list[dict[str, Any]]:
+def _interventions(
+    model: str, ratio: float, masked: float, dropped: float, moved: float
+) -> list[dict[str, Any]]:
     ends = {
         "none": ratio, "far_masked": masked, "far_values_dropped": dropped,
-        "far_logits_mean": masked, "alibi": ratio**0.5,
+        "far_logits_mean": masked, "alibi": ratio**0.5, "far_frame": ratio * moved,
     }  # fmt: skip
     rows = []
     for name, end in ends.items():

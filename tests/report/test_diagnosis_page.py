@@ -17,7 +17,9 @@ ROPE: dict[str, Any] = {}
 ALIBI: dict[str, Any] = {
     "mass": 0.1, "ratio": 0.97, "masked": 0.98, "ell": 0.05, "slope": 0.1, "error": 0.01,
 }  # fmt: skip
-LEARNED: dict[str, Any] = {"rho": 0.98, "ratio": 2.0, "ell": -0.5, "dropped": 1.9}
+LEARNED: dict[str, Any] = {
+    "rho": 0.98, "ratio": 2.0, "ell": -0.5, "dropped": 1.9, "moved": 1.01,
+}  # fmt: skip
 
 
 def told(tmp_path: Path, model: str, changes: dict[str, Any]) -> str:
@@ -37,6 +39,10 @@ def test_a_reader_of_the_summary_learns_why_rope_failed(tmp_path: Path) -> None:
     assert "nothing mixes: after 128 tokens 100 % of a transport is left" in text
     assert f"{math.exp(2):.2f} times" in text
     assert "distances it never saw" in text
+    assert (
+        "One more random map on all far keys changes its perplexity at 2,048 tokens by 50 %" in text
+    )
+    assert "how they are turned still matters" in text
     # At 2,048: three heads at .8 and one at .88.
     assert "on average 82 % of their weight to keys further than 128 tokens" in text
     assert "layer 1 head 1 gives 88 %" in text
@@ -54,11 +60,17 @@ def test_and_why_alibi_did_not(tmp_path: Path) -> None:
     assert "failed" not in text
 
 
+def test_harm_below_the_line_of_failure_is_named(tmp_path: Path) -> None:
+    text = told(tmp_path, "learned", LEARNED | {"ratio": 1.09, "masked": 1.0})
+    assert "takes away 8.3 % of its perplexity at 2,048 tokens: far keys do it harm already" in text
+
+
 def test_where_weights_starve_near_keys_it_says_so(tmp_path: Path) -> None:
     text = told(tmp_path, "learned", LEARNED)
     assert "their weight alone starves the near keys" in text
     assert "One far key weighs less at that length than in training, 0.607 times" in text
     assert "4 of 4 planes are seen to mix, half of those within 45 tokens" in text
+    assert "by 1.0 %: they are met as if at random already" in text
     assert "7.5 % of a transport's mean is left" in text
 
 
