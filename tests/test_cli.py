@@ -90,7 +90,7 @@ def test_mechanisms() -> None:
 
 def test_recipes() -> None:
     told = json.loads(runner.invoke(app, ["recipes", "--json"]).output)
-    assert [recipe["name"] for recipe in told] == ["smoke", "laptop", "paper"]
+    assert [recipe["name"] for recipe in told] == ["smoke", "laptop", "transports", "paper"]
     one = runner.invoke(app, ["recipes", "laptop", "--json", "--set", "training.iterations=7"])
     assert json.loads(one.output)["training"]["iterations"] == 7
     assert "[training]" in runner.invoke(app, ["recipes", "laptop"]).output

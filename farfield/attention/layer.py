@@ -125,8 +125,8 @@ class Attention(nn.Module):
         name = getattr(engine, "name", engine)
         if name not in ("auto", "path", "fla_path") or (name == "fla_path" and state is not None):
             raise ValueError(
-                f"engine '{name}' does not attend along contractions in this call; expected 'path', "
-                "'auto' or, for whole sequences without a cache, 'fla_path'"
+                f"engine '{name}' does not attend along contractions in this call; expected "
+                "'path', 'auto' or, for whole sequences without a cache, 'fla_path'"
             )
         if state is None:
             seen = self._visible(carry, tokens, k.shape[-2], valid, None)

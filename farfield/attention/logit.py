@@ -112,13 +112,3 @@ class Visible:
         if self.position is None:
             return min(self.sinks, self.keys)
         return int((self.position < self.sinks).sum(-1).amax())
-
-
-def visible(start: int, stop: int, keys: int, valid: Tensor | None, device: torch.device) -> Tensor:
-    """Which of the first `keys` keys the queries at positions [start, stop) may see.
-
-    Shapes: valid [B, ≥ keys] bool or None; returns [stop - start, keys], with [B, 1] before it
-    where valid is given.
-    """
-    valid = None if valid is None else valid[:, :keys]
-    return Visible(stop - start, keys, valid).tile(start, stop, 0, keys, device)

@@ -11,7 +11,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from farfield.cli import bench, listing, models, report, study, theory
+from farfield.cli import bench, diagnose, listing, models, report, study, theory
 from farfield.cli.console import mistakes
 
 app = typer.Typer(
@@ -23,7 +23,8 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (study, models, report, bench, listing):  # the order in which `--help` lists them
+# The order in which `--help` lists them.
+for group in (study, models, diagnose, report, bench, listing):
     app.add_typer(group.commands)
 app.add_typer(theory.commands, name="theory")
 

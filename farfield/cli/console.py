@@ -6,6 +6,7 @@ A caller's mistake ends with one line and status 2; anything else that fails end
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn, Optional
@@ -13,7 +14,7 @@ from typing import Annotated, Any, NoReturn, Optional
 import typer
 from rich.console import Console
 
-out = Console()
+out = Console(width=None if sys.stdout.isatty() else 200)  # a pipe cuts nothing off
 err = Console(stderr=True, emoji=False)
 
 Settings = Annotated[

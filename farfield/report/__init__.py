@@ -10,6 +10,9 @@
 | `tables`    | the page's tables                                                         |
 | `page`      | OUT/report.html                                                           |
 | `picture`   | one static picture of the ratio curves                                    |
+| `costs`     | what everything costs, from a study's benchmark                           |
+| `diagnosis` | why models hold or fail: a page, and a section of the study's             |
+| `predicted` | what theory predicts from measurements                                    |
 | `published` | the paper's numbers                                                       |
 | `palette`   | one colour, dash and marker per mechanism                                 |
 | `wording`   | numbers, intervals and lists in words                                     |

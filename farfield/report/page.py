@@ -16,7 +16,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
-from farfield.report import costs, figures, tables
+from farfield.report import costs, diagnosis, figures, tables
 from farfield.report.claims import Part, verdicts
 from farfield.report.curves import FAILS_FROM, HOLDS_TO, headline
 from farfield.report.folder import Run, Study, read
@@ -116,6 +116,8 @@ def _content(study: Study) -> dict[str, Any]:
         "ratios": tables.ratio_table(ladders),
         "costs": tables.cost_table(study, ladders),
         "bench": costs.read(study.folder),
+        "diagnosis": diagnosis.section(study.folder),
+        "diagnosis_script": diagnosis.script(),
         "policy": tables.policy_facts(ladders),
         "left_out": tables.left_out(study),
         "environment": tables.flattened(study.environment),

@@ -188,7 +188,7 @@ class Recipe(_Section):
 
 def packaged() -> list[str]:
     """Names of the recipes that ship with farfield, the quickest first."""
-    order = {"smoke": 0, "laptop": 1, "paper": 2}
+    order = {"smoke": 0, "laptop": 1, "transports": 2, "paper": 3}
     folder = resources.files("farfield.study") / "recipes"
     names = [
         entry.name.removesuffix(".toml")

@@ -263,7 +263,7 @@ class _Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["mistral", "gemma2"])
 def test_nothing_of_size_queries_times_keys_is_made(name: str) -> None:
-    model, length = build(name), 1024
+    model, length = build(name), 1536
     mask = torch.ones(1, length, dtype=torch.int64)
     mask[:, :5] = 0
     with _Largest() as largest:

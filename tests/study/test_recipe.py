@@ -10,7 +10,7 @@ from farfield.study import recipe as recipes
 from farfield.study.recipe import Recipe
 
 
-@pytest.mark.parametrize("name", ["smoke", "laptop", "paper"])
+@pytest.mark.parametrize("name", ["smoke", "laptop", "transports", "paper"])
 def test_packaged_recipes_resolve_and_reload(name: str, tmp_path: Path) -> None:
     recipe = recipes.load(name).canonical()
     assert recipe.name == name
@@ -20,7 +20,7 @@ def test_packaged_recipes_resolve_and_reload(name: str, tmp_path: Path) -> None:
 
 
 def test_packaged_recipes_are_those_of_the_study() -> None:
-    assert recipes.packaged() == ["smoke", "laptop", "paper"]
+    assert recipes.packaged() == ["smoke", "laptop", "transports", "paper"]
     laptop, paper = recipes.load("laptop"), recipes.load("paper")
     assert set(laptop.mechanisms) >= {
         "rope", "alibi", "random", "random+v", "learned", "learned+v", "learned+v+alibi",

@@ -24,8 +24,7 @@ def attend(
     v: Tensor,
     *,
     potential: Tensor | None = None,
-    valid: Tensor | None = None,
-    visible: Visible | None = None,
+    visible: Visible,
 ) -> Tensor:
     """Σ_j softmax_j(logit_ij) v_j for the last T of K tokens, logits as in `logit`.
 
@@ -33,8 +32,6 @@ def attend(
     potential [B or 1, Hk or H, K] float64 or None. Returns [B, H, T, d_v].
     """
     queries, keys = q.shape[-2], k.shape[-2]
-    if visible is None:
-        visible = Visible(queries, keys, valid)
     if queries == 0:
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
     if queries == 1:
