@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from farfield.algebra.contraction import CHUNK, ContractionTrail
 from farfield.algebra.rotation import RotationFrame
-from farfield.attention import Attention, logit
-from farfield.attention.engines import sdpa
+from farfield.attention import Attention, engines, logit
 from farfield.attention.engines.engine import FEATURES, FLOATS, Engine
 from farfield.attention.logit import Visible
 from farfield.attention.mechanism import Carry
@@ -136,7 +135,7 @@ class _Watching:
                 added = None if potential is None else _bias(potential, visible, groups)
                 scores = DotProducts(grouped(q, groups), k, logit.scale(q.shape[-1]), None, added)
                 self._show(layer, scores, v, visible, heads)
-        return sdpa.attend(q, k, v, potential=potential, visible=visible)
+        return engines.attend("auto", q, k, v, potential=potential, visible=visible)
 
     def contracted(self, module: nn.Module, given: Any) -> None:
         """A layer whose steps contract is done: what it attended to follows from what was read."""
