@@ -1,9 +1,8 @@
 """Attention in blocks of queries: a mask, a window or a potential, memory linear in the keys.
 
-A block meets the keys before it, which need no mask but what is padding, and its own in a triangle;
-the two are put together by their log-sum-exps. A window slices the keys. A potential rides as one
-more dimension of the head, centred on each block so that float32 differences between near keys stay
-exact however far the block lies from the start. The backward goes through the blocks
+A block sees its mask alone, never a matrix over all queries; a window slices the keys; a potential
+rides as one more dimension of the head, centred on each block so that float32 differences between
+near keys stay exact however far the block lies from the start. The backward goes through the blocks
 once more. One custom operator, so that `torch.compile` neither breaks at the loop nor unrolls it.
 """
 
@@ -150,33 +149,14 @@ def _members(q: Tensor, k: Tensor, potential: Tensor | None) -> list[slice]:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """The runs of keys that some queries see at once: all of them, the causal half, or a mask."""
-
-    runs: tuple[tuple[int, int], ...]
-    mask: Tensor | None = None
-    causal: bool = False
-
-    def of(self, x: Tensor, dim: int = -2) -> Tensor:
-        """x at these keys."""
-        parts = [x.narrow(dim, first, last - first) for first, last in self.runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
-
-    def add(self, total: Tensor, some: Tensor, dim: int = -2) -> None:
-        """Add what belongs to these keys to what belongs to all."""
-        at = 0
-        for first, last in self.runs:
-            total.narrow(dim, first, last - first).add_(some.narrow(dim, at, last - first))
-            at += last - first
-
-
-@dataclass(frozen=True)
 class _Block:
-    """Queries at key indices [start, stop), and the keys they see, in one part or two."""
+    """Queries at key indices [start, stop), the runs of keys they see, and which of those."""
 
     start: int
     stop: int
-    parts: tuple[_Part, ...]
+    runs: tuple[tuple[int, int], ...]
+    causal: bool
+    mask: Tensor | None
     offset: int
 
     @property
@@ -184,69 +164,43 @@ class _Block:
         """The block's queries in q."""
         return slice(self.start - self.offset, self.stop - self.offset)
 
+    def of(self, x: Tensor, dim: int = -2) -> Tensor:
+        """x at the block's keys."""
+        parts = [x.narrow(dim, first, last - first) for first, last in self.runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+    def add(self, total: Tensor, part: Tensor, dim: int = -2) -> None:
+        """Add what belongs to the block's keys to what belongs to all."""
+        at = 0
+        for first, last in self.runs:
+            total.narrow(dim, first, last - first).add_(part.narrow(dim, at, last - first))
+            at += last - first
+
 
 def _blocks(visible: Visible, q: Tensor, u: Tensor | None) -> Iterator[_Block]:
     """The queries in blocks, in order."""
-    keys, few = visible.keys, u is not None and _few(q, visible.keys)
-    start = offset = keys - visible.queries
-    fixed = visible.valid is None and visible.position is None
+    queries, keys = visible.queries, visible.keys
+    if visible.plain and u is None and queries == keys:
+        yield _Block(0, keys, ((0, keys),), causal=True, mask=None, offset=0)
+        return
+    start = offset = keys - queries
+    fixed = visible.valid is None and visible.position is None and visible.window is not None
     shape: tuple[int, int, int] | None = None
-    mask: Tensor | None = None
+    mask = None
     while start < keys:
-        stop = min(start + _length(visible, q, u), keys)
-        if u is not None and not few:
+        stop = min(start + _length(visible, q), keys)
+        if u is not None and not _few(q, keys):
             stop = _near(u, start, stop)
-        if visible.window is None or visible.plain:
-            parts = _triangle(visible, start, stop, q, whole=few)
-        else:
-            runs = _runs(visible, start, stop)
-            before, shape = shape, (stop - start, start - runs[-1][0], len(runs))
-            if not fixed or shape != before:  # a window's mask is the same along the diagonal
-                tiles = [visible.tile(start, stop, *run, q.device) for run in runs]
-                mask = kernel.float_mask(torch.cat(tiles, -1), q.dtype)
-            parts = (_Part(runs, mask),)
-        yield _Block(start, stop, parts, offset)
+        runs = _runs(visible, start, stop)
+        before, shape = shape, (stop - start, start - runs[-1][0], len(runs))
+        if not fixed or shape != before:  # a window's mask is the same all along the diagonal
+            mask = _mask(visible, start, stop, runs, q)
+        yield _Block(start, stop, runs, causal=False, mask=mask, offset=offset)
         start = stop
 
 
-def _triangle(visible: Visible, start: int, stop: int, q: Tensor, whole: bool) -> tuple[_Part, ...]:
-    """All keys before the block, whose mask is a row at most, and the triangle at its end.
-
-    As one part where `whole` asks for it, or where no log-sum-exp would merge the two.
-    """
-    past, own, rows = ((0, start),), ((start, stop),), stop - start
-    real = None
-    if visible.valid is not None:
-        real = kernel.float_mask(visible.valid[:, None, None, :stop], q.dtype)
-    if real is None and start == 0 and not whole:
-        return (_Part(own, causal=True),)
-    if not whole and kernel.gives_lse(q.device):
-        if real is None:
-            return _Part(past), _Part(own, causal=True)
-        near = _Part(own, _triangular(real[..., start:], rows, q))
-        if start == 0:
-            return (near,)
-        return _Part(past, real[..., :start].expand(-1, -1, rows, -1)), near
-    row = q.new_zeros(1, 1, 1, stop, dtype=kernel.wide_dtype(q.dtype)) if real is None else real
-    return (_Part(((0, stop),), _triangular(row, rows, q)),)
-
-
-def _triangular(row: Tensor, rows: int, q: Tensor) -> Tensor:
-    """The mask of the last `rows` queries, from that of the keys, [B or 1, 1, 1, keys]."""
-    mask = row.repeat(1, 1, rows, 1)
-    own = mask[..., mask.shape[-1] - rows :]
-    own.diagonal(dim1=-2, dim2=-1).zero_()
-    own.masked_fill_(
-        torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu_(1), kernel.UNSEEN
-    )
-    return mask
-
-
-def _length(visible: Visible, q: Tensor, u: Tensor | None) -> int:
+def _length(visible: Visible, q: Tensor) -> int:
     """How many queries a block may have."""
-    merged = kernel.gives_lse(q.device)
-    if visible.plain and u is None and (merged or visible.queries == visible.keys):
-        return visible.queries
     span, most = visible.keys, _MASKED_QUERIES
     if visible.window is not None:
         low, high = _WINDOW_QUERIES
@@ -255,7 +209,7 @@ def _length(visible: Visible, q: Tensor, u: Tensor | None) -> int:
             span = min(span, visible.window + most + visible.sinks)
     masks = q.shape[0] if visible.valid is not None or visible.position is not None else 1
     most = min(most, _MASK_ELEMENTS // (span * masks))
-    if not merged:
+    if not kernel.gives_lse(q.device):
         most = min(most, _BIAS_ELEMENTS // (span * q.shape[0] * q.shape[1]))
     return max(1, most)
 
@@ -281,6 +235,25 @@ def _runs(visible: Visible, start: int, stop: int) -> tuple[tuple[int, int], ...
     if sinks >= first:
         return ((0, stop),)
     return ((0, sinks), (first, stop)) if sinks else ((first, stop),)
+
+
+def _mask(
+    visible: Visible, start: int, stop: int, runs: tuple[tuple[int, int], ...], q: Tensor
+) -> Tensor:
+    if visible.window is not None:
+        tiles = [visible.tile(start, stop, first, last, q.device) for first, last in runs]
+        return kernel.float_mask(torch.cat(tiles, -1), q.dtype)
+    dtype, rows = kernel.wide_dtype(q.dtype), stop - start
+    if visible.valid is None:
+        mask = q.new_zeros(1, 1, rows, stop, dtype=dtype)
+    else:
+        real = kernel.float_mask(visible.valid[:, None, None, :stop], q.dtype)
+        mask = real.repeat(1, 1, rows, 1)
+    own = mask[..., start:]
+    own.diagonal(dim1=-2, dim2=-1).zero_()
+    later = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu_(1)
+    own.masked_fill_(later, kernel.UNSEEN)
+    return mask
 
 
 class _Operands:
@@ -318,16 +291,16 @@ class _Operands:
         wide[..., self.dim] = 1.0
         return wide
 
-    def keys(self, part: _Part, u: Tensor | None, centre: Tensor | None) -> Tensor:
-        """The keys of the part."""
+    def keys(self, block: _Block, u: Tensor | None, centre: Tensor | None) -> Tensor:
+        """The keys that the block sees."""
         if self.rides and u is not None and centre is not None:
-            for first, last in part.runs:
+            for first, last in block.runs:
                 self._k[..., first:last, self.dim] = u[..., first:last] - centre
-        return part.of(self._k)
+        return block.of(self._k)
 
-    def values(self, part: _Part) -> Tensor:
-        """The values of the part."""
-        return part.of(self._v)
+    def values(self, block: _Block) -> Tensor:
+        """The values that the block sees."""
+        return block.of(self._v)
 
     def outer(self, x: Tensor) -> Tensor:
         """Gradients or outputs as the kernel sees them."""
@@ -336,24 +309,22 @@ class _Operands:
 
 def _forward(inputs: Inputs, visible: Visible, out: Tensor, lse: Tensor | None) -> None:
     q, k, v, u = inputs
-    few = u is not None and _few(q, visible.keys)
+    few = _few(q, visible.keys)
     operands = _Operands(q, k, v, rides=u is not None and not few)
     for block in _blocks(visible, q, u):
-        centre = _centre(u, block) if u is not None and not few else None
-        queries = operands.queries(block)
-        found: Tensor | None = None
-        sums: Tensor | None = None
-        for part in block.parts:
-            mask = part.mask
-            if few and u is not None:
-                mask = _bias(u, block, part, q.shape[1], kernel.wide_dtype(q.dtype))
-            keys, values = operands.keys(part, u, centre), operands.values(part)
-            some, of_some = kernel.attend(queries, keys, values, mask, part.causal, operands.scale)
-            if found is None or sums is None or of_some is None:
-                found, sums = some, of_some
-            else:
-                found, sums = kernel.merged(found, sums, some, of_some)
-        assert found is not None
+        mask, centre = block.mask, None
+        if u is not None and few:
+            mask = _bias(u, block, q.shape[1], kernel.wide_dtype(q.dtype))
+        elif u is not None:
+            centre = _centre(u, block)
+        found, sums = kernel.attend(
+            operands.queries(block),
+            operands.keys(block, u, centre),
+            operands.values(block),
+            mask,
+            block.causal,
+            operands.scale,
+        )
         out[..., block.rows, :] = found[..., : v.shape[-1]]
         if lse is not None and sums is not None:
             shift = 0.0 if u is None or centre is None else _shift(u, centre, block, q.shape[1])
@@ -368,28 +339,31 @@ def _backward(
 ) -> None:
     (grad, out, lse), (q, k, v, u), (dq, dk, dv, du) = known, inputs, totals
     operands = _Operands(q, k, v, rides=u is not None)
-    dim = operands.dim
     for block in _blocks(visible, q, u):
         centre = None if u is None else _centre(u, block)
         sums = None if lse is None else lse[..., block.rows]
         if sums is not None and u is not None and centre is not None:
             sums = sums + _shift(u, centre, block, q.shape[1]).to(sums.dtype)
-        queries = operands.queries(block)
-        slope = operands.outer(grad[..., block.rows, :])
-        result = operands.outer(out[..., block.rows, :])
-        for part in block.parts:
-            keys, values = operands.keys(part, u, centre), operands.values(part)
-            to_q, to_k, to_v = kernel.backward(
-                slope, queries, keys, values, result, sums, part.mask, part.causal, operands.scale
-            )
-            dq[..., block.rows, :] += to_q[..., :dim]
-            part.add(dk, to_k[..., :dim])
-            part.add(dv, to_v[..., : v.shape[-1]])
-            if u is not None:
-                to_u = to_k[..., dim].double()
-                part.add(du, to_u if du.shape[0] > 1 else to_u.sum(0, keepdim=True), -1)
+        to_q, to_k, to_v = kernel.backward(
+            operands.outer(grad[..., block.rows, :]),
+            operands.queries(block),
+            operands.keys(block, u, centre),
+            operands.values(block),
+            operands.outer(out[..., block.rows, :]),
+            sums,
+            block.mask,
+            block.causal,
+            operands.scale,
+        )
+        dim = operands.dim
+        dq[..., block.rows, :] = to_q[..., :dim]
+        block.add(dk, to_k[..., :dim])
+        block.add(dv, to_v[..., : v.shape[-1]])
+        if u is not None:
+            to_u = to_k[..., dim].double()
+            block.add(du, to_u if du.shape[0] > 1 else to_u.sum(0, keepdim=True), -1)
     if operands.rides:
-        dq.mul_(logit.scale(dim))
+        dq.mul_(logit.scale(operands.dim))
 
 
 def _centre(u: Tensor, block: _Block) -> Tensor:
@@ -404,8 +378,8 @@ def _shift(u: Tensor, centre: Tensor, block: _Block, heads: int) -> Tensor:
     return shift.repeat_interleave(heads // u.shape[1], 1)
 
 
-def _bias(u: Tensor, block: _Block, part: _Part, heads: int, dtype: torch.dtype) -> Tensor:
+def _bias(u: Tensor, block: _Block, heads: int, dtype: torch.dtype) -> Tensor:
     """The mask with u_j - u_i in it, [B or 1, H, T, K]."""
-    bias = part.of(u, -1).unsqueeze(-2) - u[..., block.start : block.stop].unsqueeze(-1)
+    bias = block.of(u, -1).unsqueeze(-2) - u[..., block.start : block.stop].unsqueeze(-1)
     bias = bias.to(dtype).repeat_interleave(heads // u.shape[1], 1)
-    return bias if part.mask is None else bias + part.mask
+    return bias if block.mask is None else bias + block.mask

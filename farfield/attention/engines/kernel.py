@@ -82,8 +82,6 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients to q, k, v of `attend`: with P = exp(logit - lse), dS = P ∘ (grad vᵀ - grad · out).
 
-    Where the queries saw other keys as well, `out` and `lse` are those of all of them.
-
     Shapes: as in `attend`, `grad` and `out` like q.
     """
     if lse is not None:
@@ -98,13 +96,6 @@ def backward(
     slope = weights * share * scale
     to_q = (slope @ k).unflatten(2, (-1, q.shape[2])).flatten(1, 2)
     return to_q, slope.transpose(-1, -2) @ queries, weights.transpose(-1, -2) @ grad
-
-
-def merged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """The attention to two sets of keys from that to each."""
-    both = torch.logaddexp(lse, more_lse)
-    ours, theirs = (lse - both).exp().unsqueeze(-1), (more_lse - both).exp().unsqueeze(-1)
-    return out * ours + more * theirs, both
 
 
 def _logits(q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:

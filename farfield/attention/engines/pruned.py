@@ -201,12 +201,12 @@ class _Unit:
             if reached == start:  # what a quarter of them adds to Z may spare some of the rest
                 take = min(take, max(stop - start, take // 4))
             more = self._piece(wide, start, stop, reached - take, reached, centre)
-            out, lse = kernel.merged(out, lse, *more)
+            out, lse = _merged(out, lse, *more)
             reached -= take
         windowed = self.visible.window is not None
         sinks = min(self.visible.sink_stop(), reached) if windowed else 0
         if sinks:
-            out, lse = kernel.merged(out, lse, *self._piece(wide, start, stop, 0, sinks, centre))
+            out, lse = _merged(out, lse, *self._piece(wide, start, stop, 0, sinks, centre))
         return out[0], reached, sinks
 
     def _growth(self, q: Tensor, start: int) -> Tensor:
@@ -244,3 +244,10 @@ class _Unit:
         if lse is None:
             raise ValueError(f"pruned needs a log-sum-exp, and {q.device.type} gives none")
         return out, lse
+
+
+def _merged(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """The attention to two sets of keys from that to each."""
+    both = torch.logaddexp(lse, more_lse)
+    ours, theirs = (lse - both).exp().unsqueeze(-1), (more_lse - both).exp().unsqueeze(-1)
+    return out * ours + more * theirs, both
