@@ -1,8 +1,8 @@
 """Folders on disk that are built whole or not at all, and checked byte for byte when read.
 
 An entry is built in a folder of its own beside its place and renamed into it, so two processes may
-build the same entry at once: one of them wins, both hold the same content. A manifest lists each
-file's SHA-256; an entry that doesn't agree with its manifest is built again.
+build the same entry at once: the first to finish wins, both hold the same content. A manifest lists
+each file's SHA-256; an entry that doesn't agree with its manifest is built again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from farfield.data.files import content_digest
 
@@ -105,27 +107,21 @@ def _digest(body: object) -> str:
 
 
 def _publish(building: Path, final: Path) -> None:
-    """Rename a finished folder into its place, unless another process put a whole one there."""
-    while True:
-        try:
-            building.rename(final)
+    """Rename a finished folder into its place, unless another process put a whole one there.
+
+    Publishers take turns by a lock beside the place: what one finds broken is then still the broken
+    one when it is moved away, and a whole entry, once there, stays.
+    """
+    with FileLock(final.with_name(f".lock-{final.name}")):
+        if read_entry(final) is not None:
             return
-        except OSError:
-            if not final.exists():
-                raise
-            if read_entry(final) is not None:
-                return
-        # What stands there is broken. It is moved away, not deleted in place: a rename is the one
-        # step that another process can't see half done.
-        broken = final.with_name(f"{BUILDING}broken-{uuid.uuid4().hex}")
-        try:
-            final.rename(broken)
-        except FileNotFoundError:
-            continue  # another process moved it first
-        if broken.is_dir():
+        if final.is_dir():
+            # Moved, not deleted in place: a rename is the one step a reader can't see half done.
+            broken = final.rename(final.with_name(f"{BUILDING}broken-{uuid.uuid4().hex}"))
             shutil.rmtree(broken)
-        else:
-            broken.unlink()
+        elif final.exists():
+            final.unlink()
+        building.rename(final)
 
 
 def _sweep(root: Path) -> None:
