@@ -13,7 +13,9 @@ so the constant angle φ_b = ω_b is the rotation of Llama, in sign and in pairi
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -64,17 +66,17 @@ def _blocks(head_dim: int) -> int:
 
 @dataclass(frozen=True)
 class RotationFrame:
-    """SO(2) frames of T tokens: fixed-point turns, and the angle they stand for with its cosine
-    and sine.
+    """SO(2) frames of T tokens: fixed-point turns, and cosine and sine of the angle they stand for.
 
-    `phase` is what carries the gradient to the angles; `cos` and `sin` are constants beside it.
+    `phase`, that angle, is there where it carries a gradient to the steps' angles (else None);
+    `cos` and `sin` are constants beside it.
 
     Shapes: turns int64 [..., T, N]; phase, cos, sin [..., T, N] (float32, or float64 for float64
     angles). Leading axes broadcast against those of what is pulled. Laws: see `Frame`.
     """
 
     turns: Tensor
-    phase: Tensor
+    phase: Tensor | None
     cos: Tensor
     sin: Tensor
 
@@ -95,7 +97,9 @@ class RotationFrame:
         if not angle.is_floating_point():
             raise TypeError(f"angles are {angle.dtype}; expected a floating type in radians")
         turns, phase = _Accumulate.apply(angle, base, constant)
-        return cls(turns, phase, *_cos_sin(phase))
+        if phase.requires_grad:
+            return cls(turns, phase, *_cos_sin(phase))
+        return cls(turns, None, phase.cos(), phase.sin_())
 
     @classmethod
     def from_turns(cls, turns: Tensor, dtype: torch.dtype = torch.float32) -> RotationFrame:
@@ -104,7 +108,7 @@ class RotationFrame:
         Shapes: turns int64 [..., T, N].
         """
         phase = to_radians(turns, dtype)
-        return cls(turns, phase, *_cos_sin(phase))
+        return cls(turns, None, phase.cos(), phase.sin_())
 
     @property
     def length(self) -> int:
@@ -150,8 +154,9 @@ class RotationFrame:
 
     def grouped(self) -> RotationFrame:
         """The same frames with an axis of size 1 before the tokens', for grouped query heads."""
-        parts = (self.turns, self.phase, self.cos, self.sin)
-        return RotationFrame(*(part.unsqueeze(-3) for part in parts))
+        phase = None if self.phase is None else self.phase.unsqueeze(-3)
+        turns, cos, sin = (part.unsqueeze(-3) for part in (self.turns, self.cos, self.sin))
+        return RotationFrame(turns, phase, cos, sin)
 
     def _turned(self, x: Tensor, sign: int) -> Tensor:
         expected = (self.length, 2 * self.turns.shape[-1])
@@ -198,9 +203,11 @@ class _Rotate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, phase: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
-        ctx.sign, ctx.shape = sign, phase.shape
-        kept = x if phase.requires_grad else None
+    def forward(
+        ctx: Any, x: Tensor, phase: Tensor | None, cos: Tensor, sin: Tensor, sign: int
+    ) -> Tensor:
+        ctx.sign, ctx.shape = sign, cos.shape
+        kept = x if phase is not None and phase.requires_grad else None
         ctx.save_for_backward(kept, cos, sin)
         return _rotate(x, cos, sin, sign)
 
@@ -220,14 +227,21 @@ class _Rotate(torch.autograd.Function):
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
     """R(±Φ) x, computed in the wider of the two types and returned in that of x."""
-    shape = (*torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1]), x.shape[-1])
     wide = torch.promote_types(x.dtype, cos.dtype)
-    first, second = x.to(wide).expand(shape).chunk(2, -1)
+    first, second = x.to(wide).chunk(2, -1)
     if torch.compiler.is_compiling():  # what fuses there; the halves of a buffer don't
         turned = (first * cos - second * (sin * sign), second * cos + first * (sin * sign))
         return torch.cat(turned, -1).to(x.dtype)
+    shape = (*_common(x.shape[:-1], cos.shape[:-1]), x.shape[-1])
     out = torch.empty(shape, dtype=wide, device=x.device)
     out_first, out_second = out.chunk(2, -1)
     torch.mul(first, cos, out=out_first).addcmul_(second, sin, value=-sign)
     torch.mul(second, cos, out=out_second).addcmul_(first, sin, value=sign)
     return out.to(x.dtype)
+
+
+def _common(shape: Sequence[int], other: Sequence[int]) -> list[int]:
+    """The shape that both broadcast to; `torch.broadcast_shapes` would cost more than a token's
+    whole rotation."""
+    pairs = zip_longest(reversed(shape), reversed(other), fillvalue=1)
+    return [n if m == 1 else m for m, n in pairs][::-1]

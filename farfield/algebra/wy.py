@@ -21,7 +21,7 @@ _GROUP = 16
 """Chunks in a group at most: their frames are products from the group's start, which is as
 orthogonal as float64 can be."""
 
-_BLOCK_ELEMENTS = 2**20
+_BLOCK_ELEMENTS = 2**18
 """Elements of x worked on at once: bounds the memory that is used beside the result."""
 
 SHORTEST = 1e-6

@@ -15,6 +15,9 @@ from farfield.attention.logit import Visible
 from farfield.attention.mechanism import Carry, Geometry, Tokens
 from farfield.attention.state import DecodingState
 
+_ALONG = {"auto": path.attend, "path": path.attend, "fla_path": fla_path.attend}
+"""What attends along contractions, by the name it is asked for with."""
+
 
 class Attention(nn.Module):
     """Multi-head attention whose position mechanism is a named accumulated transport.
@@ -68,29 +71,29 @@ class Attention(nn.Module):
         valid: Tensor | None,
         engine: Engine | str,
     ) -> Tensor:
-        q, k, v = (
-            projection(tokens.hidden).unflatten(-1, (heads, -1)).transpose(1, 2)
-            for projection, heads in (
-                (self.q_proj, self.kv_heads * self.groups),
-                (self.k_proj, self.kv_heads),
-                (self.v_proj, self.kv_heads),
-            )
-        )
+        # Steps first, then one projection at a time: what each needs in between is never there
+        # together.
         carry = self.mechanism(tokens, state.mechanism if state is not None else {})
-        if carry.frame is not None:
-            q = self._ungrouped(self._per_head(carry.frame).pull(self._grouped(q)))
-            k = carry.frame.pull(k)
-        if carry.value_frame is not None:
-            v = carry.value_frame.pull(v)
-        if carry.logit_scale is not None:
-            q = (q * carry.logit_scale[..., None]).to(q.dtype)
-        if carry.contraction is not None:
-            out = self._contracted((q, k, v), carry, tokens, state, valid, engine)
-        else:
-            out = self._softmax((q, k, v), carry, tokens, state, valid, engine)
+        attend = self._softmax if carry.contraction is None else self._contracted
+        out = attend(self._pulled(tokens.hidden, carry), carry, tokens, state, valid, engine)
         if carry.value_frame is not None:
             out = self._ungrouped(self._per_head(carry.value_frame).push(self._grouped(out)))
         return self.o_proj(out.transpose(1, 2).flatten(-2))
+
+    def _pulled(self, hidden: Tensor, carry: Carry) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as attention takes them: [B, heads, T, ·]."""
+        q = self.q_proj(hidden).unflatten(-1, (self.kv_heads * self.groups, -1)).transpose(1, 2)
+        if carry.frame is not None:
+            q = self._ungrouped(self._per_head(carry.frame).pull(self._grouped(q)))
+        if carry.logit_scale is not None:
+            q = (q * carry.logit_scale[..., None]).to(q.dtype)
+        k = self.k_proj(hidden).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        if carry.frame is not None:
+            k = carry.frame.pull(k)
+        v = self.v_proj(hidden).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        if carry.value_frame is not None:
+            v = carry.value_frame.pull(v)
+        return q, k, v
 
     def _softmax(
         self,
@@ -122,15 +125,15 @@ class Attention(nn.Module):
         q, k, v = vectors
         contraction, potential = carry.contraction, carry.potential
         assert contraction is not None
-        name = getattr(engine, "name", engine)
-        if name not in ("auto", "path", "fla_path") or (name == "fla_path" and state is not None):
+        attend = engine.along if isinstance(engine, Engine) else _ALONG.get(engine)
+        if attend is None or (attend is not path.attend and state is not None):
             raise ValueError(
-                f"engine '{name}' does not attend along contractions in this call; expected "
-                "'path', 'auto' or, for whole sequences without a cache, 'fla_path'"
+                f"engine '{getattr(engine, 'name', engine)}' does not attend along contractions in "
+                "this call; expected 'path', 'auto' or, for whole sequences without a cache, "
+                "'fla_path'"
             )
         if state is None:
             seen = self._visible(carry, tokens, k.shape[-2], valid, None)
-            attend = fla_path.attend if name == "fla_path" else path.attend
             return attend(q, k, v, contraction, potential=potential, visible=seen)
         keys, v, potential = state.extend(ContractionTrail.of(contraction, k), v, carry, valid)
         seen = self._visible(carry, tokens, v.shape[-2], valid, None)

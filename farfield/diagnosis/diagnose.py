@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from farfield.diagnosis import assumptions, interventions, rows
-from farfield.diagnosis.interventions import NAMES, Far
+from farfield.diagnosis.interventions import Far
 from farfield.diagnosis.measured import Measured, Settings, measure
 from farfield.diagnosis.prediction import controls_of, facts_of, predicted_rows
 from farfield.diagnosis.samples import Samples, sample
@@ -131,7 +131,8 @@ def diagnose(
     at its end. `near_windows` default to L₀/8, L₀/4 and L₀, those that leave far keys; predictions
     take the last that is below L₀/2, interventions L₀ (or the largest there is). `queries` of each
     text are looked at. Interventions score `tokens` (default: the longest length) at each of the
-    lengths; None runs all of them for farfield's models and none for others, which take no engine.
+    lengths; None runs those that the model takes: all of them for farfield's models, the four that
+    serve contractions for such, and none for others' models, which take no engine.
 
     Units: tokens. Raises: ValueError for a text that is too short, a near window that leaves no
     far key, and as `observe`, `measure_transports` and `interventions.run` do.
@@ -273,14 +274,20 @@ class _Run:
 
 
 def _interventions(model: Any, asked: Sequence[str] | None) -> tuple[str, ...]:
-    ours = getattr(model.config, "model_type", None) == "farfield"
+    serving = interventions.serving(model)
     if asked is None:
-        return NAMES if ours else ()
+        return serving
     interventions.check_names(asked)
-    if asked and not ours:
+    if asked and not serving:
         raise ValueError(
             f"interventions on a {model.config.model_type} model: expected none of them, since "
             "only farfield's models take an engine"
+        )
+    refused = [name for name in asked if name not in serving]
+    if refused:
+        raise ValueError(
+            f"intervention {refused[0]!r} takes far keys apart, and this model's steps contract; "
+            f"expected some of {', '.join(serving)}"
         )
     return tuple(asked)
 

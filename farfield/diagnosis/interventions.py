@@ -14,7 +14,9 @@ distance of at least `near_window`:
 | `log_n`              | logits times ln n / ln L₀ where a query sees n > L₀ keys                 |
 
 Near and far attention are computed apart, by the engines that serve them anyway, and joined by
-their log-sum-exps: one softmax, in memory linear in the keys.
+their log-sum-exps: one softmax, in memory linear in the keys. Along contractions, which no key can
+absorb, the far keys are not apart from the near ones: `far_logits_mean` and `far_frame` don't serve
+them.
 """
 
 from __future__ import annotations
@@ -30,10 +32,11 @@ import torch
 from torch import Tensor
 
 from farfield.attention import logit
-from farfield.attention.engines import explicit, kernel, sdpa
+from farfield.attention.engines import explicit, kernel, path, sdpa
 from farfield.attention.engines.engine import FEATURES, FLOATS, Engine
 from farfield.attention.logit import Visible
 from farfield.attention.mechanisms.alibi import slopes
+from farfield.diagnosis import own
 from farfield.evaluation.ladder import evaluate
 from farfield.evaluation.plan import LadderSettings
 from farfield.evaluation.protocols import Progress
@@ -45,6 +48,9 @@ NONE = "none"
 NAMES = (
     "far_masked", "far_values_dropped", "far_logits_mean", "far_frame", "alibi", "log_n",
 )  # fmt: skip
+
+ALONG = ("far_masked", "far_values_dropped", "alibi", "log_n")
+"""Those that serve steps that contract."""
 
 _SERVES = frozenset(FEATURES) - {"padding", "positions"}
 _Attention = Callable[..., Tensor]
@@ -77,21 +83,30 @@ class Far:
 def engine(name: str, far: Far) -> Engine:
     """The engine of an intervention; `none` is the model's own attention.
 
-    Serves whole sequences and cached ones, grouped heads, potentials and windows, without
-    gradients; no padding. Raises: ValueError for an unknown name.
+    Serves whole sequences and, but along contractions, cached ones; grouped heads, potentials and
+    windows, without gradients; no padding. Raises: ValueError for an unknown name.
     """
     if name != NONE:
         check_names([name])
-    made: dict[str, _Attention] = {
-        NONE: _attend,
-        "far_masked": _Masked(far),
-        "far_values_dropped": _ValuesDropped(far),
-        "far_logits_mean": _LogitsMean(far),
-        "far_frame": _OtherFrame(far),
-        "alibi": _alibi,
-        "log_n": _LogN(far),
+    made: dict[str, tuple[_Attention, _Attention | None]] = {
+        NONE: (sdpa.attend, path.attend),
+        "far_masked": (_Masked(far, sdpa.attend), _Masked(far, path.attend)),
+        "far_values_dropped": (_ValuesDropped(far), _ValuesDroppedAlong(far)),
+        "far_logits_mean": (_LogitsMean(far), None),
+        "far_frame": (_OtherFrame(far), None),
+        "alibi": (_Alibi(sdpa.attend), _Alibi(path.attend)),
+        "log_n": (_LogN(far, sdpa.attend), _LogN(far, path.attend)),
     }
-    return Engine(name, made[name], frozenset(), FLOATS, frozenset(), _SERVES)
+    assert {key for key, (_, along) in made.items() if along is not None} == {NONE, *ALONG}
+    attend, along = made[name]
+    return Engine(name, attend, frozenset(), FLOATS, frozenset(), _SERVES, along=along)
+
+
+def serving(model: Any) -> tuple[str, ...]:
+    """The names of those that a model takes: all, four, or none where it takes no engine."""
+    if getattr(model.config, "model_type", None) != "farfield":
+        return ()
+    return ALONG if own.contracted(model) else NAMES
 
 
 def check_names(names: Sequence[str]) -> None:
@@ -172,12 +187,6 @@ class _Part:
 
     def __call__(self, done: float, total: float) -> None:
         self.progress(total * self.done + done, total * self.parts)
-
-
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, *, potential: Tensor | None = None, visible: Visible
-) -> Tensor:
-    return sdpa.attend(q, k, v, potential=potential, visible=visible)
 
 
 def _with_lse(
@@ -269,15 +278,18 @@ def _turned(x: Tensor, turn: Tensor) -> Tensor:
 class _Masked:
     """Near keys alone."""
 
-    def __init__(self, far: Far) -> None:
-        self.far = far
+    def __init__(self, far: Far, attend: _Attention) -> None:
+        self.far, self.attend = far, attend
 
-    def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, potential: Tensor | None = None, visible: Visible
-    ) -> Tensor:
-        seen = min(self.far.near_window, visible.window or self.far.near_window)
-        near = replace(visible, window=seen, sinks=0)
-        return sdpa.attend(q, k, v, potential=potential, visible=near)
+    def __call__(self, *vectors: Any, potential: Tensor | None = None, visible: Visible) -> Tensor:
+        near = _near(self.far, visible)
+        return self.attend(*vectors, potential=potential, visible=near)
+
+
+def _near(far: Far, visible: Visible) -> Visible:
+    """Of the keys that are seen, the near ones."""
+    seen = min(far.near_window, visible.window or far.near_window)
+    return replace(visible, window=seen, sinks=0)
 
 
 class _Joined:
@@ -301,6 +313,19 @@ class _Joined:
 class _ValuesDropped(_Joined):
     def parts(self, parts: _Parts) -> Tensor:
         return parts.joined(parts.near(), parts.distant(), keep_far=False)
+
+
+class _ValuesDroppedAlong:
+    """Near attention with the near keys' share of the weight, e^{near lse − lse}."""
+
+    def __init__(self, far: Far) -> None:
+        self.far = far
+
+    def __call__(self, *vectors: Any, potential: Tensor | None = None, visible: Visible) -> Tensor:
+        near = _near(self.far, visible)
+        out, own = path.with_lse(*vectors, potential=potential, visible=near)
+        _, whole = path.with_lse(*vectors, potential=potential, visible=visible)
+        return (out * (own - whole).exp().unsqueeze(-1)).to(out.dtype)
 
 
 class _OtherFrame(_Joined):
@@ -359,25 +384,30 @@ def _per_query_head(x: Tensor, heads: int) -> Tensor:
     return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
 
 
-def _alibi(
-    q: Tensor, k: Tensor, v: Tensor, *, potential: Tensor | None = None, visible: Visible
-) -> Tensor:
+class _Alibi:
     """ALiBi's slopes, one for every query head, on top of the model's own potential."""
-    index = torch.arange(k.shape[-2], dtype=torch.float64, device=q.device)
-    added = (slopes(q.shape[1]).to(q.device)[:, None] * index)[None]
-    if potential is not None:
-        added = added + _per_query_head(potential, q.shape[1])
-    return sdpa.attend(q, k, v, potential=added, visible=visible)
+
+    def __init__(self, attend: _Attention) -> None:
+        self.attend = attend
+
+    def __call__(
+        self, q: Tensor, *keys: Any, potential: Tensor | None = None, visible: Visible
+    ) -> Tensor:
+        index = torch.arange(visible.keys, dtype=torch.float64, device=q.device)
+        added = (slopes(q.shape[1]).to(q.device)[:, None] * index)[None]
+        if potential is not None:
+            added = added + _per_query_head(potential, q.shape[1])
+        return self.attend(q, *keys, potential=added, visible=visible)
 
 
 class _LogN:
     """c_i = max(1, ln n_i / ln L₀), n_i the keys that query i sees."""
 
-    def __init__(self, far: Far) -> None:
-        self.far = far
+    def __init__(self, far: Far, attend: _Attention) -> None:
+        self.far, self.attend = far, attend
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, *, potential: Tensor | None = None, visible: Visible
+        self, q: Tensor, *keys: Any, potential: Tensor | None = None, visible: Visible
     ) -> Tensor:
         seen = torch.arange(visible.keys - visible.queries, visible.keys, device=q.device) + 1
         if visible.window is not None:
@@ -385,7 +415,7 @@ class _LogN:
             seen = seen - outside + outside.clamp(max=visible.sinks)
         scale = (seen.double().log() / math.log(self.far.train_length)).clamp(min=1.0)
         q = (q * scale[:, None]).to(q.dtype)
-        return sdpa.attend(q, k, v, potential=potential, visible=visible)
+        return self.attend(q, *keys, potential=potential, visible=visible)
 
 
 def random_maps(seed: int, heads: int, dim: int, planes: bool) -> Tensor:

@@ -33,7 +33,7 @@ def attached(session: Session, fed: bool = False) -> Iterator[dict[str, Any]]:
 
     Raises: ValueError for a text that is `fed` in pieces where steps contract.
     """
-    contracts = _contracts(session.model)
+    contracts = contracted(session.model)
     if contracts and fed:
         raise ValueError(
             "a text can't be fed in pieces where transports contract; expected feed=None"
@@ -62,7 +62,7 @@ def cache(model: Any) -> FarfieldCache:
     return kept
 
 
-def _contracts(model: Any) -> bool:
+def contracted(model: Any) -> bool:
     """Whether a layer's steps are contractions: seen from the Carry of one token."""
     found: list[Carry] = []
     hooks = [

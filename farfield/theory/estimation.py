@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from farfield.algebra import step_measures
 from farfield.theory import checks
 from farfield.theory.checks import Complexes, Floats, Reals, plain
 from farfield.theory.series import geometric_sum, lag_sum, power
@@ -238,15 +240,12 @@ def lag_curve(phase: Reals, lags: Reals) -> LagCurve:
     if n.ndim != 1 or (n >= phi.shape[-2]).any():
         checks.refuse("lags", n, f"a vector of lags below T = {phi.shape[-2]}")
     T = phi.shape[-2]
-    turned = np.exp(1j * phi)
-    means = [
-        (turned[..., lag:, :] * turned[..., : T - lag, :].conj()).mean(axis=-2)
-        for lag in n.astype(int)
-    ]
-    one = (turned[..., 1:, :] * turned[..., :-1, :].conj()).mean(axis=-2)
-    square = np.asarray(debiased_rho_square(np.minimum(np.abs(one), 1.0) ** 2, T - 1))
+    asked = [1, *n.astype(int).tolist()]
+    means = step_measures.lag_curve(torch.from_numpy(phi), asked).numpy()
+    one = np.minimum(np.abs(means[..., 0, :]), 1.0)
+    square = np.asarray(debiased_rho_square(one**2, T - 1))
     pooled = square.reshape(-1, square.shape[-1]).mean(axis=0)
     rho = np.sqrt(np.clip(pooled, 0.0, 1.0))
     windows = T - n
     noise = np.asarray(lag_noise(rho, n[:, None], windows[:, None]))
-    return LagCurve(n, windows, np.stack(means, axis=-2), rho, noise)
+    return LagCurve(n, windows, means[..., 1:, :], rho, noise)

@@ -126,8 +126,7 @@ def test_others_models_have_all_but_transports_and_interventions() -> None:
     "mechanism", ["rope", "reflection+v", "path", "alibi+window", "learned+forget"]
 )
 def test_every_kind_of_mechanism_is_diagnosed(mechanism: str) -> None:
-    """Steps that contract are measured as well; no engine splits their softmax."""
-    changed = () if mechanism == "path" else ("far_masked", "far_frame")
+    changed = ("far_masked", "log_n" if mechanism == "path" else "far_frame")
     found = diagnose(
         build(mechanism), stream(), [64], train_length=L0, name=mechanism, queries=16,
         intervene=changed,
@@ -135,6 +134,13 @@ def test_every_kind_of_mechanism_is_diagnosed(mechanism: str) -> None:
     assert found.tables["attention"]
     assert found.tables["prediction"]
     assert bool(found.tables["gates"]) == ("forget" in mechanism or "alibi" in mechanism)
+
+
+def test_what_a_model_does_not_take_is_refused_before_anything_is_measured() -> None:
+    with pytest.raises(ValueError, match=r"'far_frame' takes far keys apart.*far_masked"):
+        diagnose(
+            build("path"), stream(), [64], train_length=L0, name="path", intervene=("far_frame",)
+        )
 
 
 def test_mistakes_are_named() -> None:

@@ -12,11 +12,21 @@ import torch
 from torch import Tensor
 
 from farfield import FarfieldConfig, FarfieldForCausalLM
+from farfield.algebra.contraction import Contraction
 from farfield.attention.logit import Visible
 from farfield.attention.mechanisms.alibi import slopes
 from farfield.data.tokens import TokenStream
 from farfield.diagnosis import interventions
-from farfield.diagnosis.interventions import NAMES, Far, engine, random_maps, run, under
+from farfield.diagnosis.interventions import (
+    ALONG,
+    NAMES,
+    Far,
+    engine,
+    random_maps,
+    run,
+    serving,
+    under,
+)
 from farfield.evaluation.plan import LadderSettings
 
 W, L0 = 6, 8
@@ -107,6 +117,47 @@ def test_each_equals_its_definition(
     got = engine(name, far).function(q, k, v, potential=u, visible=visible)
     expected = dense(name, far, q, k, v, u, visible)
     torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["none", *ALONG])
+@pytest.mark.parametrize(("potentials", "window"), [(None, None), (2, None), (4, 15)])
+def test_each_equals_its_definition_along_contractions(
+    name: str, potentials: int | None, window: int | None
+) -> None:
+    """Keys moved step by step to every query, which then attends to them as to any others."""
+    keys, far = 40, Far(W, L0)
+    q, k, v, normal = drawn(keys, keys, 2, 8, torch.float64)
+    u = None
+    if potentials is not None:
+        u = (0.3 * normal(1, potentials, keys).abs().cumsum(-1)).double()
+    w = torch.nn.functional.normalize(normal(2, 2, keys, 8), dim=-1)
+    beta = 2 * torch.sigmoid(normal(2, 2, keys))
+    expected, moved = [], torch.zeros_like(k)
+    for i in range(keys):
+        along = w[:, :, i, None]
+        moved = moved - beta[:, :, i, None, None] * (moved @ along.mT) * along
+        moved[:, :, i] = k[:, :, i]
+        one = Visible(1, i + 1, window=window)
+        own = None if u is None else u[..., : i + 1]
+        part = q[:, :, i : i + 1], moved[:, :, : i + 1], v[:, :, : i + 1]
+        expected.append(dense(name, far, *part, own, one))
+    attend = engine(name, far).along
+    assert attend is not None
+    visible = Visible(keys, keys, window=window)
+    got = attend(q, k, v, Contraction(w, beta), potential=u, visible=visible)
+    torch.testing.assert_close(got, torch.cat(expected, -2), rtol=1e-9, atol=1e-9)
+
+
+def test_a_model_is_told_which_it_takes() -> None:
+    assert serving(build("path")) == ALONG
+    assert serving(build("reflection+v")) == NAMES
+    assert engine("far_frame", Far(W, L0)).along is None
+    model = build("path")
+    with (
+        under(model, engine("far_frame", Far(W, L0))),
+        pytest.raises(ValueError, match="'far_frame' does not attend along contractions"),
+    ):
+        model(torch.zeros(1, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -32,6 +32,8 @@ class Engine:
     `devices` names device types (empty: any). `gradients` names those of them on which it is
     differentiable to q, k, v and the potential (empty: none). `serves` holds words of `FEATURES`.
     `log_sum_exp` says that the engine's module has a `with_lse` that returns it beside the output.
+    `along` does the same along a contraction, which it takes after v, for whole sequences; None: it
+    can't.
 
     Shapes: `function` takes q [B, H, T, d], k [B, Hk, K, d], v [B, Hk, K, d_v], and by name
     potential [B or 1, Hk or H, K] float64 or None and visible; it returns [B, H, T, d_v].
@@ -44,6 +46,7 @@ class Engine:
     gradients: frozenset[str]
     serves: frozenset[str]
     log_sum_exp: bool = False
+    along: Callable[..., Tensor] | None = None
 
     def refusals(self, call: Call) -> list[str]:
         """What of the call is not served, in words; empty where all is."""

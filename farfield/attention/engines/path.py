@@ -64,11 +64,27 @@ def attend(
     [B or 1, Hk or 1, T] steps; potential [B or 1, Hk or H, T] float64 or None. Returns
     [B, H, T, d_v]. Raises: ValueError for a contraction of other tokens.
     """
+    return with_lse(q, k, v, contraction, potential=potential, visible=visible)[0]
+
+
+def with_lse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    contraction: Contraction,
+    *,
+    potential: Tensor | None = None,
+    visible: Visible,
+) -> tuple[Tensor, Tensor]:
+    """The output, and log Σ_j exp(logit_ij) [B, H, T] beside it, which has no gradient.
+
+    Units: nats. Raises: ValueError as `attend` does.
+    """
     rows = ContractionTrail.of(contraction, k).fresh
     if q.shape[-2] == 0:
-        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+        return q.new_zeros(*q.shape[:-1], v.shape[-1]), q.new_zeros(q.shape[:-1])
     with torch.autocast(q.device.type, enabled=False):
-        out, *_ = _path(
+        out, whole, *_ = _path(
             _grouped(q, k),
             *rows,
             v,
@@ -78,7 +94,7 @@ def attend(
             visible.window,
             visible.sinks,
         )
-    return out.flatten(1, 2).to(v.dtype)
+    return out.flatten(1, 2).to(v.dtype), whole.flatten(1, 2)
 
 
 def attend_cached(
