@@ -109,10 +109,11 @@ def _digest(body: object) -> str:
 def _publish(building: Path, final: Path) -> None:
     """Rename a finished folder into its place, unless another process put a whole one there.
 
-    Publishers take turns by a lock beside the place: what one finds broken is then still the broken
-    one when it is moved away, and a whole entry, once there, stays.
+    Publishers take turns by a lock beside the cache: what one finds broken is then still the broken
+    one when it is moved away, and a whole entry, once there, stays. Whether the lock's file is left
+    behind is the lock library's choice, so it lies outside the folder of entries.
     """
-    with FileLock(final.with_name(f".lock-{final.name}")):
+    with FileLock(final.parent.with_suffix(".lock")):
         if read_entry(final) is not None:
             return
         if final.is_dir():
