@@ -96,6 +96,33 @@ def test_a_study(tmp_path: Path) -> None:
         diagnose_study(tmp_path, options)
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"intervene": ("far_frame",)}, "path-s0.*'far_frame' takes far keys apart"),
+        ({"heads": [0], "intervene": ()}, "path-s0.*heads can't be chosen"),
+    ],
+)
+def test_what_a_later_run_refuses_is_refused_before_the_first(
+    tmp_path: Path, asked: dict[str, Any], words: str
+) -> None:
+    from farfield.diagnosis.folders import Options
+    from farfield.study import recipe as recipes
+    from farfield.study.diagnosed import diagnose_study
+
+    changes = [f"training.length={L0}", 'mechanisms=["rope","path"]']
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "recipe.toml").write_text(recipes.dump(recipes.load("smoke", changes, [0])))
+    for name in ("rope", "path"):
+        folder = tmp_path / "runs" / f"{name}-s0"
+        save(folder / "model", name)
+        record = {"schema": 1, "mechanism": name, "seed": 0, "status": "finished"}
+        (folder / "run.json").write_text(json.dumps(record))
+    options = Options(lengths=[32, 128], queries=16, **asked)
+    with pytest.raises(ValueError, match=words):
+        diagnose_study(tmp_path, options, stage=lambda run: pytest.fail(f"{run} was begun"))
+
+
 def test_mistakes_end_with_one_line_and_status_2(tmp_path: Path, text: Path) -> None:
     for arguments, words in (
         ((), "expected either a MODEL or --study"),

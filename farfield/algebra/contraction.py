@@ -279,6 +279,11 @@ class ContractionTrail:
         return self.keys.shape[-2] + self.open.length + self.fresh.length
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """[B, heads, T, d]."""
+        return (*self.keys.shape[:2], self.length, self.keys.shape[-1])
+
+    @property
     def closed(self) -> int:
         """How many chunks are closed."""
         return self.keys.shape[-2] // CHUNK

@@ -10,13 +10,10 @@ from torch import Tensor, nn
 from farfield.algebra.contraction import ContractionTrail
 from farfield.algebra.frame import Frame
 from farfield.attention import engines, mechanisms
-from farfield.attention.engines import Engine, fla_path, path
+from farfield.attention.engines import Engine
 from farfield.attention.logit import Visible
 from farfield.attention.mechanism import Carry, Geometry, Tokens
 from farfield.attention.state import DecodingState
-
-_ALONG = {"auto": path.attend, "path": path.attend, "fla_path": fla_path.attend}
-"""What attends along contractions, by the name it is asked for with."""
 
 
 class Attention(nn.Module):
@@ -74,8 +71,7 @@ class Attention(nn.Module):
         # Steps first, then one projection at a time: what each needs in between is never there
         # together.
         carry = self.mechanism(tokens, state.mechanism if state is not None else {})
-        attend = self._softmax if carry.contraction is None else self._contracted
-        out = attend(self._pulled(tokens.hidden, carry), carry, tokens, state, valid, engine)
+        out = self._softmax(self._pulled(tokens.hidden, carry), carry, tokens, state, valid, engine)
         if carry.value_frame is not None:
             out = self._ungrouped(self._per_head(carry.value_frame).push(self._grouped(out)))
         return self.o_proj(out.transpose(1, 2).flatten(-2))
@@ -104,40 +100,15 @@ class Attention(nn.Module):
         valid: Tensor | None,
         engine: Engine | str,
     ) -> Tensor:
-        """Softmax attention of pulled queries, keys and values."""
-        (q, k, v), potential, index = vectors, carry.potential, None
+        """Softmax attention of pulled queries, keys and values, or along contractions, which can't
+        be pulled out of keys and queries."""
+        (q, k, v), potential, contraction, index = vectors, carry.potential, carry.contraction, None
         if state is not None:
-            k, v, potential = state.extend(k, v, carry, valid)
-            index = state.index
-        seen = self._visible(carry, tokens, k.shape[-2], valid, index)
-        return engines.attend(engine, q, k, v, potential=potential, visible=seen)
-
-    def _contracted(
-        self,
-        vectors: tuple[Tensor, Tensor, Tensor],
-        carry: Carry,
-        tokens: Tokens,
-        state: DecodingState | None,
-        valid: Tensor | None,
-        engine: Engine | str,
-    ) -> Tensor:
-        """Softmax attention along contractions, which can't be pulled out of keys and queries."""
-        q, k, v = vectors
-        contraction, potential = carry.contraction, carry.potential
-        assert contraction is not None
-        attend = engine.along if isinstance(engine, Engine) else _ALONG.get(engine)
-        if attend is None or (attend is not path.attend and state is not None):
-            raise ValueError(
-                f"engine '{getattr(engine, 'name', engine)}' does not attend along contractions in "
-                "this call; expected 'path', 'auto' or, for whole sequences without a cache, "
-                "'fla_path'"
-            )
-        if state is None:
-            seen = self._visible(carry, tokens, k.shape[-2], valid, None)
-            return attend(q, k, v, contraction, potential=potential, visible=seen)
-        keys, v, potential = state.extend(ContractionTrail.of(contraction, k), v, carry, valid)
-        seen = self._visible(carry, tokens, v.shape[-2], valid, None)
-        return path.attend_cached(q, keys, v, potential=potential, visible=seen)
+            keys = k if contraction is None else ContractionTrail.of(contraction, k)
+            k, v, potential = state.extend(keys, v, carry, valid)
+            contraction, index = None, state.index
+        seen = self._visible(carry, tokens, v.shape[-2], valid, index)
+        return engines.attend(engine, q, k, v, contraction, potential=potential, visible=seen)
 
     def _visible(
         self, carry: Carry, tokens: Tokens, keys: int, valid: Tensor | None, index: Tensor | None

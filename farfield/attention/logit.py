@@ -21,6 +21,14 @@ def scale(head_dim: int) -> float:
     return 1.0 / math.sqrt(head_dim)
 
 
+def per_query_head(x: Tensor, heads: int) -> Tensor:
+    """x for each of `heads` query heads, which share evenly what is there for fewer.
+
+    Shapes: [B, Hk or H, ...] -> [B, H, ...].
+    """
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
 @dataclass(frozen=True)
 class Visible:
     """Which keys each query may see: the queries are the last `queries` of `keys` tokens in order.

@@ -155,13 +155,15 @@ class Transport(nn.Module):
 
     `angle_parameters` names the parameters of the module that fix angles; they may have a learning
     rate of their own. `fresh` is true where the angles change with the nonce. `logit_scale` is what
-    the logits are multiplied by, whatever the tokens. A module's `initial_values` names parameters
-    that start from given values, its `initial_std` is that of the others.
+    the logits are multiplied by, whatever the tokens. `contracts` is true where every Carry has a
+    contraction and no frame. A module's `initial_values` names parameters that start from given
+    values, its `initial_std` is that of the others.
     """
 
     angle_parameters: tuple[str, ...] = ()
     fresh: bool = False
     logit_scale: float = 1.0
+    contracts: bool = False
 
     def resize_vocabulary(self, size: int) -> None:
         """Told when the model's vocabulary changes; nothing to do unless ids fix angles."""
@@ -210,11 +212,21 @@ class Mechanism(nn.Module):
     def forward(self, tokens: Tokens, state: State) -> Carry:
         """The Carry of `tokens`, which follow those `state` remembers."""
         carry = Carry() if self.transport is None else self.transport(tokens, state)
+        if (carry.contraction is not None) != self.contracts:
+            raise ValueError(
+                f"{type(self.transport).__name__} gives "
+                f"{'no ' * self.contracts}contraction, and declares contracts = {self.contracts}"
+            )
         if self.carried:
             carry = replace(carry, value_frame=carry.frame)
         for control in self._controls():
             carry = control(tokens, state, carry)
         return carry
+
+    @property
+    def contracts(self) -> bool:
+        """Whether steps are contractions, which no key can absorb."""
+        return self.transport is not None and self.transport.contracts
 
     def reach(self, cap: Tensor, epsilon: float) -> int | None:
         """The least reach that one of the controls promises; see `Control.reach`."""

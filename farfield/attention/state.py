@@ -8,6 +8,7 @@ and, while recording, that before every token that may still be cropped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import torch
@@ -112,6 +113,17 @@ class DecodingState:
             self._remember(name, trail)
         seen = self._remember("keys", keys) if not isinstance(keys, Tensor) else self.keys
         return seen, self._buffers["values"].view, self.potential
+
+    def mark(self) -> Callable[[], None]:
+        """What brings the state back to what it is now, however often it was extended since."""
+        now = dict(self.__dict__)
+        now["trails"] = dict(self.trails)
+        buffers = {name: copy(buffer) for name, buffer in self._buffers.items()}
+
+        def restore() -> None:
+            self.__dict__.update(now, _buffers=buffers)
+
+        return restore
 
     def commit(self) -> None:
         """What is remembered is final: fold what was recorded, so that it can't be cropped."""

@@ -66,7 +66,7 @@ def diagnose(
         str | None,
         typer.Option(
             metavar="far_masked,alibi",
-            help="Which interventions to run, or none. [default: all, for farfield's models]",
+            help="Which interventions to run, or none. [default: those the model takes]",
         ),
     ] = None,
     tokens: Annotated[

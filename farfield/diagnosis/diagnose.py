@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from farfield.diagnosis import assumptions, interventions, rows
-from farfield.diagnosis.interventions import Far
+from farfield.diagnosis.engines import Far
 from farfield.diagnosis.measured import Measured, Settings, measure
 from farfield.diagnosis.prediction import controls_of, facts_of, predicted_rows
 from farfield.diagnosis.samples import Samples, sample
@@ -137,7 +137,7 @@ def diagnose(
     Units: tokens. Raises: ValueError for a text that is too short, a near window that leaves no
     far key, and as `observe`, `measure_transports` and `interventions.run` do.
     """
-    changed = _interventions(model, intervene)
+    changed = interventions.chosen(model, intervene)
     chosen = _lengths(lengths, train_length, len(stream))
     windows = _windows(near_windows, train_length, chosen[-1])
     run = _Run(
@@ -271,25 +271,6 @@ class _Run:
         count = max(1, min(tokens, len(self.stream)) // length)
         ids = torch.from_numpy(self.stream.block(0, count * length)).view(count, length)
         return ids.to(next(self.model.parameters()).device)
-
-
-def _interventions(model: Any, asked: Sequence[str] | None) -> tuple[str, ...]:
-    serving = interventions.serving(model)
-    if asked is None:
-        return serving
-    interventions.check_names(asked)
-    if asked and not serving:
-        raise ValueError(
-            f"interventions on a {model.config.model_type} model: expected none of them, since "
-            "only farfield's models take an engine"
-        )
-    refused = [name for name in asked if name not in serving]
-    if refused:
-        raise ValueError(
-            f"intervention {refused[0]!r} takes far keys apart, and this model's steps contract; "
-            f"expected some of {', '.join(serving)}"
-        )
-    return tuple(asked)
 
 
 def _lengths(lengths: Sequence[int] | None, train_length: int, tokens: int) -> list[int]:

@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from farfield.data import Splits, load_corpus
+from farfield.diagnosis import own
 from farfield.diagnosis.diagnose import FORMATS, Diagnosis, Stage, diagnose
-from farfield.diagnosis.interventions import check_names
+from farfield.diagnosis.engines import check_names
+from farfield.diagnosis.interventions import chosen
 from farfield.evaluation.pretrained import SPLITS, load_model, resolve_train_length
 
 if TYPE_CHECKING:
@@ -56,11 +58,11 @@ def of_model(
 
     Raises: OSError and ValueError as `load_model`, `load_corpus` and `diagnose`.
     """
-    chosen = options or Options()
-    splits = Splits(0.0, 0.0, 1.0) if chosen.split == "all" else Splits()
+    options = options or Options()
+    splits = Splits(0.0, 0.0, 1.0) if options.split == "all" else Splits()
     corpus = load_corpus(data, str(model_folder), splits=splits)
-    stream = getattr(corpus, "test" if chosen.split == "all" else chosen.split)
-    return of_stream(model_folder, stream, out, chosen, train_length, stage=stage)
+    stream = getattr(corpus, "test" if options.split == "all" else options.split)
+    return of_stream(model_folder, stream, out, options, train_length, stage=stage)
 
 
 def of_stream(
@@ -92,3 +94,15 @@ def of_stream(
     )
     found.write(out, options.kind)
     return found
+
+
+def check_served(model_folder: str | Path, options: Options) -> None:
+    """Raises ValueError, naming the folder, where its model doesn't take what is asked for."""
+    if not options.intervene and options.heads is None:
+        return
+    model = load_model(model_folder)
+    try:
+        chosen(model, options.intervene)
+        own.check_heads(model, options.heads)
+    except ValueError as error:
+        raise ValueError(f"{model_folder}: {error}") from error

@@ -6,7 +6,7 @@ the sampled ones to a session, written out. The model knows nothing of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import groupby
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from farfield.algebra.contraction import CHUNK, ContractionTrail
+from farfield.algebra.contraction import CHUNK, Contraction, ContractionTrail
 from farfield.algebra.rotation import RotationFrame
 from farfield.attention import Attention, engines, logit
 from farfield.attention.engines.engine import FEATURES, FLOATS, Engine
@@ -26,18 +26,12 @@ from farfield.model import FarfieldCache
 
 
 @contextmanager
-def attached(session: Session, fed: bool = False) -> Iterator[dict[str, Any]]:
+def attached(session: Session) -> Iterator[dict[str, Any]]:
     """The session sees the attention of a farfield model that is called with what this yields.
 
-    Where steps contract there are no keys for an engine: the layer's projections are read instead.
-
-    Raises: ValueError for a text that is `fed` in pieces where steps contract.
+    Raises: ValueError for heads that are chosen where steps contract.
     """
-    contracts = contracted(session.model)
-    if contracts and fed:
-        raise ValueError(
-            "a text can't be fed in pieces where transports contract; expected feed=None"
-        )
+    check_heads(session.model, session.heads)
     watching = _Watching(session)
     with ExitStack() as stack:
         stack.enter_context(session.following())
@@ -46,13 +40,7 @@ def attached(session: Session, fed: bool = False) -> Iterator[dict[str, Any]]:
             assert isinstance(attention, Attention)
             hook = attention.mechanism.register_forward_hook(watching.carry_of)
             stack.callback(hook.remove)
-            for name in ("q_proj", "k_proj", "v_proj") if contracts else ():
-                reading = getattr(attention, name).register_forward_hook(watching.reading(name))
-                stack.callback(reading.remove)
-            if contracts:
-                before = attention.o_proj.register_forward_pre_hook(watching.contracted)
-                stack.callback(before.remove)
-        yield {} if contracts else {"engine": watching.engine}
+        yield {"engine": watching.engine}
 
 
 def cache(model: Any) -> FarfieldCache:
@@ -62,28 +50,23 @@ def cache(model: Any) -> FarfieldCache:
     return kept
 
 
-def contracted(model: Any) -> bool:
-    """Whether a layer's steps are contractions: seen from the Carry of one token."""
-    found: list[Carry] = []
-    hooks = [
-        mechanism.register_forward_hook(lambda _, __, carry: found.append(carry))
-        for mechanism in model.mechanisms
-    ]
-    try:
-        model.base_model(torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return any(carry.contraction is not None for carry in found)
+def contracts(model: Any) -> bool:
+    """Whether steps of a farfield model are contractions, which no key can absorb."""
+    return any(mechanism.contracts for mechanism in model.mechanisms)
+
+
+def check_heads(model: Any, heads: Sequence[int] | None) -> None:
+    """Raises ValueError for heads that are chosen where steps of a farfield model contract."""
+    if heads is not None and contracts(model):
+        raise ValueError("heads can't be chosen where transports contract; expected all")
 
 
 class _Watching:
-    """What is remembered of the layer at work: its Carry, and projections where they are read."""
+    """The engine of the probe; the Carry of the layer at work is remembered beside it."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.carry = Carry()
-        self.projected: dict[str, Tensor] = {}
         self.engine = Engine(
             name="probe",
             function=self.attend,
@@ -91,25 +74,20 @@ class _Watching:
             dtypes=FLOATS,
             gradients=frozenset(),
             serves=frozenset(FEATURES),
+            along=self.attend,
+            trail=self.attend,
         )
 
     def carry_of(self, module: nn.Module, given: Any, carry: Carry) -> None:
         """A mechanism says how the tokens of its layer carry."""
         self.carry = carry
 
-    def reading(self, name: str) -> Callable[..., None]:
-        """Remembers what a projection gives."""
-
-        def read(module: nn.Module, given: Any, output: Tensor) -> None:
-            self.projected[name] = output
-
-        return read
-
     def attend(
         self,
         q: Tensor,
-        k: Tensor,
+        k: Tensor | ContractionTrail,
         v: Tensor,
+        contraction: Contraction | None = None,
         *,
         potential: Tensor | None = None,
         visible: Visible,
@@ -118,47 +96,36 @@ class _Watching:
         layer = self.session.called()
         if self.session.wanted():
             heads = self.session.chosen(q.shape[1])
-            groups, chosen = v.shape[1], torch.tensor(heads, device=q.device)
-            if self.session.heads is not None:
-                shared = chosen // (q.shape[1] // groups)
-                u = _chosen(potential, chosen, q.shape[1])
-                added = None if u is None else _bias(u, visible, len(heads))
-                scores = DotProducts(
-                    grouped(q[:, chosen], len(heads)),
-                    k[:, shared],
-                    logit.scale(q.shape[-1]),
-                    None,
-                    added,
-                )
-                self._show(layer, scores, v[:, shared], visible, heads)
-            else:
-                added = None if potential is None else _bias(potential, visible, groups)
-                scores = DotProducts(grouped(q, groups), k, logit.scale(q.shape[-1]), None, added)
-                self._show(layer, scores, v, visible, heads)
-        return engines.attend("auto", q, k, v, potential=potential, visible=visible)
+            scores, values = self._scores(q, k, v, contraction, potential, visible)
+            self._show(layer, scores, values, visible, heads)
+        return engines.attend("auto", q, k, v, contraction, potential=potential, visible=visible)
 
-    def contracted(self, module: nn.Module, given: Any) -> None:
-        """A layer whose steps contract is done: what it attended to follows from what was read."""
-        layer = self.session.called()
-        if not self.session.wanted():
-            return
+    def _scores(
+        self,
+        q: Tensor,
+        k: Tensor | ContractionTrail,
+        v: Tensor,
+        contraction: Contraction | None,
+        potential: Tensor | None,
+        visible: Visible,
+    ) -> tuple[Scores, Tensor]:
+        """The logits of the heads that are looked at, and the values they read."""
+        groups = v.shape[1]
         if self.session.heads is not None:
-            raise ValueError("heads can't be chosen where transports contract; expected all")
-        carry, real = self.carry, self.session.tokens.real
-        assert carry.contraction is not None
-        dim = carry.contraction.w.shape[-1]
-        q, k, v = (
-            self.projected.pop(name).unflatten(-1, (-1, dim)).transpose(1, 2)
-            for name in ("q_proj", "k_proj", "v_proj")
-        )
-        if carry.logit_scale is not None:
-            q = q * carry.logit_scale[..., None]
-        position = None if real is None or carry.window is None else self.session.tokens.position
-        visible = Visible(q.shape[2], k.shape[2], real, position, carry.window, carry.sinks)
-        added = None if carry.potential is None else _bias(carry.potential, visible, k.shape[1])
-        trail = ContractionTrail.of(carry.contraction, k)
-        scores = Contracted(grouped(q, k.shape[1]), trail, added)
-        self._show(layer, scores, v, visible, self.session.chosen(q.shape[1]))
+            assert isinstance(k, Tensor)
+            heads = torch.tensor(self.session.chosen(q.shape[1]), device=q.device)
+            shared = heads // (q.shape[1] // groups)
+            if potential is not None:
+                potential = logit.per_query_head(potential, q.shape[1])[:, heads]
+            q, k, v, groups = q[:, heads], k[:, shared], v[:, shared], len(heads)
+        added = None if potential is None else _bias(potential, visible, groups)
+        query = grouped(q, groups)
+        if contraction is not None:
+            assert isinstance(k, Tensor)
+            k = ContractionTrail.of(contraction, k)
+        if isinstance(k, ContractionTrail):
+            return Contracted(query, k, added), v
+        return DotProducts(query, k, logit.scale(q.shape[-1]), None, added), v
 
     def _show(
         self, layer: int, scores: Scores, v: Tensor, visible: Visible, heads: tuple[int, ...]
@@ -179,13 +146,6 @@ class _Watching:
                 planes=isinstance(self.carry.frame, RotationFrame),
             )
         )
-
-
-def _chosen(potential: Tensor | None, heads: Tensor, of: int) -> Tensor | None:
-    """The potential of some query heads. Shapes: [B or 1, G or H, K] -> [B or 1, heads, K]."""
-    if potential is None:
-        return None
-    return potential.repeat_interleave(of // potential.shape[1], 1)[:, heads]
 
 
 def _bias(potential: Tensor, visible: Visible, groups: int) -> Bias:

@@ -68,7 +68,7 @@ def observe(
     with undisturbed(model):
         _check_positions(model, ids)
         session = Session(model, tokens, visit, layers, heads)
-        with _source(model, session, ids, feed is not None) as options:
+        with _source(model, session, ids) as options:
             _run(model, ids, attention_mask, position_ids, _feed(model, feed), options)
         absent = session.missing()
     measured = [n for n in range(len(session.decoder)) if n not in absent]
@@ -78,12 +78,10 @@ def observe(
     return Coverage(tuple(shown), absent, chosen)
 
 
-def _source(
-    model: Any, session: Session, ids: Tensor, fed: bool
-) -> AbstractContextManager[dict[str, Any]]:
+def _source(model: Any, session: Session, ids: Tensor) -> AbstractContextManager[dict[str, Any]]:
     kind = model.config.model_type
     if kind == "farfield":
-        return own.attached(session, fed)
+        return own.attached(session)
     if kind in adapters.REFUSED:
         raise ValueError(f"{kind}: {adapters.REFUSED[kind]}")
     if kind in adapters.ADAPTERS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -184,4 +186,19 @@ def decoding_state(cache: Cache | None, layer: int) -> DecodingState | None:
     return None if cache is None else cache.layers[layer].state  # type: ignore[union-attr]
 
 
-__all__ = ["FarfieldCache", "FarfieldCacheLayer", "decoding_state", "past_length"]
+@contextmanager
+def untouched_by_failure(cache: Cache | None) -> Iterator[None]:
+    """A call that is refused or interrupted within leaves an adopted cache as it was."""
+    layers = [] if cache is None else cache.layers
+    restores = [layer.state.mark() for layer in layers]  # type: ignore[union-attr]
+    try:
+        yield
+    except BaseException:
+        for restore in restores:
+            restore()
+        raise
+
+
+__all__ = [
+    "FarfieldCache", "FarfieldCacheLayer", "decoding_state", "past_length", "untouched_by_failure",
+]  # fmt: skip

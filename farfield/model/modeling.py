@@ -20,7 +20,7 @@ from transformers.utils.generic import can_return_tuple
 from farfield.attention import Attention, Tokens
 from farfield.attention.engines import Engine
 from farfield.attention.mechanism import Mechanism
-from farfield.model.cache import FarfieldCache, decoding_state, past_length
+from farfield.model.cache import FarfieldCache, decoding_state, past_length, untouched_by_failure
 from farfield.model.configuration import FarfieldConfig
 from farfield.model.inputs import check_positions, packing, positions, valid_keys
 
@@ -233,10 +233,11 @@ class FarfieldModel(FarfieldPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden, states = inputs_embeds, [inputs_embeds]
-        for layer in self.layers:
-            hidden = layer(hidden, tokens, valid, engine, cache=cache)
-            if output_hidden_states:
-                states.append(hidden)
+        with untouched_by_failure(cache):
+            for layer in self.layers:
+                hidden = layer(hidden, tokens, valid, engine, cache=cache)
+                if output_hidden_states:
+                    states.append(hidden)
         hidden = self.norm(hidden)
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,

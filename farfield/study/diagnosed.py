@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farfield.data import load_corpus
 from farfield.diagnosis.diagnose import FACTS, Stage
-from farfield.diagnosis.folders import Options, of_stream
+from farfield.diagnosis.folders import Options, check_served, of_stream
 from farfield.study import recipe as recipes
 from farfield.study.folder import RECIPE, held, refuse_other_text
 from farfield.study.run import MODEL, grid
@@ -43,19 +43,18 @@ def diagnose_study(
     data = recipe.data
     corpus = load_corpus(data.source, data.tokenizer, max_tokens=data.max_tokens)
     refuse_other_text(out, corpus)
-    made = []
+    folders = {run.name: out / FOLDER / run.name for run in runs}
     with held(out):
-        for run in runs:
-            folder = out / FOLDER / run.name
-            made.append(folder)
-            if (folder / FACTS).exists():
-                continue
+        waiting = [run for run in runs if not (folders[run.name] / FACTS).exists()]
+        for run in waiting:
+            check_served(run.folder / MODEL, options)
+        for run in waiting:
             of_stream(
                 run.folder / MODEL,
                 corpus.test,
-                folder,
+                folders[run.name],
                 options,
                 recipe.training.length,
                 stage=None if stage is None else stage(run.name),
             )
-    return made
+    return list(folders.values())

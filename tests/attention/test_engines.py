@@ -4,6 +4,7 @@ Values and gradients against the definition's loops; `flex` is compiled, and tes
 """
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ import torch
 from torch import Tensor
 
 from farfield.algebra import reference as definition
+from farfield.algebra.contraction import Contraction
 from farfield.attention import engines
 from farfield.attention.engines import TABLE, Call, Engine
 from farfield.attention.engines.engine import FEATURES, FLOATS
 from farfield.attention.logit import Visible
 
-EAGER = [name for name in TABLE if name != "flex"]
+EAGER = [name for name, engine in TABLE.items() if engine.function and name != "flex"]
 KEYS = 9
 # What a call may ask for: query and key heads, whose potential, what is seen, d_v.
 CASES: dict[str, dict[str, Any]] = {
@@ -263,6 +265,9 @@ POTENTIAL = frozenset({"potential"})
         (call(device="cuda", needs=frozenset({"window"}), dtype=torch.bfloat16), "flex"),
         (call(device="cuda", needs=POTENTIAL, queries=1), "sdpa"),
         (call(device="cuda", needs=POTENTIAL, dtype=torch.float64), "sdpa"),
+        (call(way="along", needs=ALL, gradient=True), "path"),
+        (call(way="along", device="cuda"), "path"),
+        (call(way="trail", needs=ALL), "path"),
     ],
 )
 def test_auto_chooses_by_the_declarations(asking: Call, expected: str) -> None:
@@ -273,18 +278,18 @@ def test_auto_chooses_by_the_declarations(asking: Call, expected: str) -> None:
 def test_what_is_not_declared_is_refused(name: str) -> None:
     """Each declaration against every device, type and gradient."""
     engine = TABLE[name]
+    ways = {"frame": engine.function, "along": engine.along, "trail": engine.trail}
     refused = 0
-    for device in ("cpu", "cuda", "mps"):
-        for dtype in (*FLOATS, torch.float8_e4m3fn):
-            for gradient in (False, True):
-                asking = call(device=device, dtype=dtype, gradient=gradient)
-                served = device in engine.devices and dtype in engine.dtypes
-                if served and (not gradient or device in engine.gradients):
-                    assert engines.chosen(name, asking) is engine
-                    continue
-                refused += 1
-                with pytest.raises(ValueError, match=f"engine '{name}' does not serve"):
-                    engines.chosen(name, asking)
+    asked_for = product(ways, ("cpu", "cuda", "mps"), (*FLOATS, torch.float8_e4m3fn), (False, True))
+    for way, device, dtype, gradient in asked_for:
+        asking = call(device=device, dtype=dtype, gradient=gradient, way=way)
+        served = ways[way] and device in engine.devices and dtype in engine.dtypes
+        if served and (not gradient or device in engine.gradients):
+            assert engines.chosen(name, asking) is engine
+            continue
+        refused += 1
+        with pytest.raises(ValueError, match=f"engine '{name}' does not serve"):
+            engines.chosen(name, asking)
     assert refused > 0
 
 
@@ -298,6 +303,10 @@ def test_a_refusal_says_what_and_who_would() -> None:
         engines.chosen("flex", call(dtype=torch.float64))
     with pytest.raises(ValueError, match=r"does not serve device mps in this call; no engine does"):
         engines.chosen("auto", call(device="mps"))
+    with pytest.raises(ValueError, match=r"'path' does not serve device mps in this .*no engine"):
+        engines.chosen("auto", call(device="mps", way="along"))
+    with pytest.raises(ValueError, match=r"'path' does not serve keys in a common frame .*; sdpa,"):
+        engines.attend("path", q, k, v, visible=Visible(3, 3))
     with pytest.raises(ValueError, match="no engine 'sdap'; did you mean 'sdpa'"):
         engines.attend("sdap", q, k, v, visible=Visible(3, 3))
     with pytest.raises(
@@ -317,6 +326,19 @@ def test_an_engine_of_ones_own_serves_what_it_declares(feature: str) -> None:
         engines.attend(own, *inputs[:3], **named)
     able = replace(own, serves=ALL)
     assert (engines.attend(able, *inputs[:3], **named) == 0).all()
+
+
+def test_the_gradient_of_a_step_is_a_gradient() -> None:
+    """Nothing else of the call asks for one."""
+    q, k, v = (torch.randn(1, 2, 9, 4) for _ in range(3))
+    w = torch.nn.functional.normalize(torch.randn(1, 2, 9, 4), dim=-1)
+    beta = torch.ones(1, 2, 9, requires_grad=True)
+    none = replace(TABLE["path"], name="none", gradients=frozenset())
+    for steps in (Contraction(w, beta), Contraction(w.requires_grad_(), beta.detach())):
+        with pytest.raises(ValueError, match=r"'none' does not serve gradients on .*; path wo"):
+            engines.attend(none, q, k, v, steps, visible=Visible(9, 9))
+        out = engines.attend("auto", q, k, v, steps, visible=Visible(9, 9))
+        assert out.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from farfield.algebra.contraction import Contraction
+from farfield.attention import engines
 from farfield.attention.engines import fla_path, path
 from farfield.attention.logit import Visible
 
@@ -26,10 +27,19 @@ def drawn(kind: torch.dtype, device: str, dim: int = 64, length: int = 300) -> t
     return q, k, v, Contraction(w, beta), gate
 
 
-def test_elsewhere_than_on_cuda_it_is_refused() -> None:
+def test_what_the_kernels_do_not_serve_is_refused() -> None:
     q, k, v, contraction, _ = drawn(torch.float32, "cpu")
-    with pytest.raises(ValueError, match="expected tensors on cuda, got cpu"):
-        fla_path.attend(q, k, v, contraction, visible=Visible(300, 300))
+    with pytest.raises(ValueError, match="'fla_path' does not serve device cpu in this call; path"):
+        engines.attend("fla_path", q, k, v, contraction, visible=Visible(300, 300))
+    with pytest.raises(
+        ValueError, match="does not serve a window and device cpu in this call; path"
+    ):
+        engines.attend("fla_path", q, k, v, contraction, visible=Visible(300, 300, window=9))
+    with pytest.raises(ValueError, match=r"head dimension is 24; engine 'fla_path' serves \(16"):
+        fla_path.attend(*drawn(torch.float32, "cpu", dim=24)[:4], visible=Visible(300, 300))
+    wide = Contraction(contraction.w.double(), contraction.beta)
+    with pytest.raises(ValueError, match=r"steps are .*float64; engine 'fla_path' takes"):
+        fla_path.attend(q, k, v, wide, visible=Visible(300, 300))
 
 
 def test_the_gate_undoes_the_kernels_scale() -> None:

@@ -205,6 +205,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Row:
     return row
 
 
+def test_a_transport_says_whether_it_contracts(clock: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Clock, "contracts", True)
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "vocab_size": 11}
+    model = FarfieldForCausalLM(FarfieldConfig(mechanism="clock", **sizes))
+    with pytest.raises(ValueError, match="Clock gives no contraction, and declares contracts = Tr"):
+        model(torch.zeros(1, 3, dtype=torch.int64))
+
+
 def test_a_mechanism_of_the_users_own_trains_and_decodes(clock: Row) -> None:
     assert table()[-1] is clock
     assert canonical("alibi+v+clock:turns=fast,rate=0.25") == "clock:0.25,turns=fast+v+alibi"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,9 @@ from farfield.algebra.contraction import Contraction
 from farfield.attention.logit import Visible
 from farfield.attention.mechanisms.alibi import slopes
 from farfield.data.tokens import TokenStream
-from farfield.diagnosis import interventions
-from farfield.diagnosis.interventions import (
-    ALONG,
-    NAMES,
-    Far,
-    engine,
-    random_maps,
-    run,
-    serving,
-    under,
-)
+from farfield.diagnosis import engines
+from farfield.diagnosis.engines import ALONG, NAMES, Far, engine, random_maps
+from farfield.diagnosis.interventions import run, serving, under
 from farfield.evaluation.plan import LadderSettings
 
 W, L0 = 6, 8
@@ -120,9 +113,11 @@ def test_each_equals_its_definition(
 
 
 @pytest.mark.parametrize("name", ["none", *ALONG])
-@pytest.mark.parametrize(("potentials", "window"), [(None, None), (2, None), (4, 15)])
+@pytest.mark.parametrize(
+    ("potentials", "window", "sinks"), [(None, None, 0), (2, None, 0), (4, 15, 0), (4, 15, 3)]
+)
 def test_each_equals_its_definition_along_contractions(
-    name: str, potentials: int | None, window: int | None
+    name: str, potentials: int | None, window: int | None, sinks: int
 ) -> None:
     """Keys moved step by step to every query, which then attends to them as to any others."""
     keys, far = 40, Far(W, L0)
@@ -137,13 +132,13 @@ def test_each_equals_its_definition_along_contractions(
         along = w[:, :, i, None]
         moved = moved - beta[:, :, i, None, None] * (moved @ along.mT) * along
         moved[:, :, i] = k[:, :, i]
-        one = Visible(1, i + 1, window=window)
+        one = Visible(1, i + 1, window=window, sinks=sinks)
         own = None if u is None else u[..., : i + 1]
         part = q[:, :, i : i + 1], moved[:, :, : i + 1], v[:, :, : i + 1]
         expected.append(dense(name, far, *part, own, one))
     attend = engine(name, far).along
     assert attend is not None
-    visible = Visible(keys, keys, window=window)
+    visible = Visible(keys, keys, window=window, sinks=sinks)
     got = attend(q, k, v, Contraction(w, beta), potential=u, visible=visible)
     torch.testing.assert_close(got, torch.cat(expected, -2), rtol=1e-9, atol=1e-9)
 
@@ -151,13 +146,43 @@ def test_each_equals_its_definition_along_contractions(
 def test_a_model_is_told_which_it_takes() -> None:
     assert serving(build("path")) == ALONG
     assert serving(build("reflection+v")) == NAMES
-    assert engine("far_frame", Far(W, L0)).along is None
-    model = build("path")
-    with (
-        under(model, engine("far_frame", Far(W, L0))),
-        pytest.raises(ValueError, match="'far_frame' does not attend along contractions"),
-    ):
-        model(torch.zeros(1, 4, dtype=torch.int64))
+    assert ALONG == ("far_masked", "far_values_dropped", "alibi", "log_n")
+    assert serving(SimpleNamespace(config=SimpleNamespace(model_type="llama"))) == ()
+
+
+@pytest.mark.parametrize("mechanism", ["rope", "learned+v+forget", "path", "path+alibi"])
+def test_what_an_intervention_does_not_serve_is_refused(mechanism: str) -> None:
+    """Padding and gradients; along contractions, some of them, and a cache."""
+    model, ids = build(mechanism), torch.zeros(2, 9, dtype=torch.int64)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    for name in serving(model):
+        using = engine(name, Far(4, L0))
+        with pytest.raises(ValueError, match=f"'{name}' does not serve gradients on cpu"):
+            model(ids, engine=using, use_cache=False)
+        with torch.no_grad():
+            with pytest.raises(ValueError, match=f"'{name}' does not serve padding"):
+                model(ids, engine=using, use_cache=False, attention_mask=mask)
+            assert model(ids, engine=using, use_cache=False).logits.isfinite().all()
+            if mechanism.startswith("path"):
+                with pytest.raises(ValueError, match=r"in a cache \(use_cache=False goes"):
+                    model(ids, engine=using, use_cache=True)
+    for name in set(NAMES) - set(serving(model)):
+        with pytest.raises(ValueError, match=f"'{name}' does not serve steps that contract .* pat"):
+            model(ids, engine=engine(name, Far(4, L0)), use_cache=False)
+
+
+@pytest.mark.parametrize("mechanism", ["rope+window:8", "path+window:8"])
+def test_a_near_window_as_wide_as_the_models_is_refused(mechanism: str) -> None:
+    model, ids = build(mechanism), torch.zeros(2, 20, dtype=torch.int64)
+    for name in serving(model):
+        narrow, wide = (engine(name, Far(near, L0)) for near in (7, 8))
+        with torch.no_grad():
+            assert model(ids, engine=narrow, use_cache=False).logits.isfinite().all()
+            if name in ("alibi", "log_n"):
+                continue  # they know of no near keys
+            with pytest.raises(ValueError, match="near_window is 8, and the model's window 8; exp"):
+                model(ids, engine=wide, use_cache=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -178,7 +203,7 @@ def test_the_explicit_engine_serves_where_the_kernel_says_no_sums(
     q, k, v, _ = drawn(40, 40, 2, 8, torch.float64)
     run_ = engine("far_values_dropped", Far(W, L0)).function
     expected = run_(q, k, v, visible=Visible(40, 40))
-    monkeypatch.setattr(interventions.kernel, "gives_lse", lambda _: False)
+    monkeypatch.setattr(engines.kernel, "gives_lse", lambda _: False)
     torch.testing.assert_close(run_(q, k, v, visible=Visible(40, 40)), expected)
 
 
@@ -196,7 +221,7 @@ def test_mistakes_are_named() -> None:
     q, k, v, _ = drawn(40, 40, 2, 8, torch.float64)
     with pytest.raises(ValueError, match="did you mean 'far_masked'"):
         engine("far_mask", Far(W, L0))
-    with pytest.raises(ValueError, match="sees 6 tokens back"):
+    with pytest.raises(ValueError, match="the model's window 6; expected a smaller near window"):
         engine("far_frame", Far(W, L0)).function(q, k, v, visible=Visible(40, 40, window=6))
     with pytest.raises(ValueError, match="near_window is 0"):
         Far(0, L0)
@@ -226,6 +251,24 @@ def test_a_model_under_an_engine_is_itself_again_afterwards() -> None:
         assert torch.equal(model(ids).logits, plain)
     torch.testing.assert_close(masked[:, :8], plain[:, :8], rtol=1e-4, atol=1e-5)
     assert (masked[:, -1] - plain[:, -1]).abs().max() > 1e-4
+
+
+def test_a_run_is_refused_before_it_starts() -> None:
+    stream = TokenStream(np.zeros(99, dtype=np.uint16))
+    settings = LadderSettings(lengths=(16,), protocols=("windows",))
+    asked: Any = {"mechanism": "path", "seed": 0, "progress": lambda *_: pytest.fail("it started")}
+    with pytest.raises(ValueError, match="'far_frame' takes far keys apart, and this model's"):
+        run(build("path"), stream, settings, Far(W, L0), names=("alibi", "far_frame"), **asked)
+    with pytest.raises(ValueError, match="did you mean 'far_masked'"):
+        run(build("rope"), stream, settings, Far(W, L0), names=("alibi", "farmasked"), **asked)
+
+
+def test_a_run_takes_what_the_model_takes() -> None:
+    generator = np.random.default_rng(0)
+    stream = TokenStream(generator.integers(0, 20, 99).astype(np.uint16))
+    settings = LadderSettings(lengths=(32,), protocols=("windows",))
+    rows = run(build("path"), stream, settings, Far(W, L0), mechanism="path", seed=0)
+    assert [row["intervention"] for row in rows] == ["none", *ALONG]
 
 
 def test_rows_hold_the_ladder_under_each() -> None:

@@ -128,7 +128,9 @@ def test_padded_texts(mechanism: str) -> None:
         assert row["far_mass"] == pytest.approx(mean, abs=1e-5)
 
 
-@pytest.mark.parametrize("mechanism", ["learned+v+alibi", "rope+window:9,sinks=2", "random"])
+@pytest.mark.parametrize(
+    "mechanism", ["learned+v+alibi", "rope+window:9,sinks=2", "random", "path+forget"]
+)
 def test_a_text_fed_in_pieces(mechanism: str) -> None:
     model, ids = model_of(mechanism), text(1, 60)
     options: Any = {"settings": Settings(windows=(4,)), "sampling": EVERY, "name": "x"}
@@ -165,9 +167,7 @@ def test_carried_values_lose_coherence_and_the_floor_is_there() -> None:
     assert all(0 < row["coupling_floor"] < 1 for row in carried)
 
 
-def test_contractions_refuse_what_they_can_not_do() -> None:
+def test_heads_can_not_be_chosen_along_contractions() -> None:
     model, ids = model_of("path"), text(1, 20)
-    with pytest.raises(ValueError, match="can't be fed in pieces where transports contract"):
-        observe(model, ids, lambda chunk: None, feed=5)
     with pytest.raises(ValueError, match="heads can't be chosen where transports contract"):
         observe(model, ids, lambda chunk: None, heads=[0])

@@ -1,8 +1,8 @@
 """Ways to compute the same softmax attention, and the table of what each declares.
 
 An engine is asked for by name and does what it declares, or the call is refused; `auto` chooses
-among those that serve the call. (Contractions, which leave no common frame for keys, have an engine
-of their own in `path`.)
+among those that serve the call. Contractions, which leave no common frame for keys, are served by
+engines of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import difflib
 import torch
 from torch import Tensor
 
-from farfield.attention.engines import explicit, flex, pruned, reference, sdpa
+from farfield.algebra.contraction import Contraction, ContractionTrail
+from farfield.attention.engines import explicit, fla_path, flex, path, pruned, reference, sdpa
 from farfield.attention.engines.engine import FEATURES, FLOATS, HALF, Call, Engine, call_of
 from farfield.attention.logit import Visible
 
@@ -20,6 +21,8 @@ __all__ = ["TABLE", "Call", "Engine", "attend", "chosen", "with_lse"]
 
 _CPU, _CUDA, _ALL = frozenset({"cpu"}), frozenset({"cuda"}), frozenset(FEATURES)
 _BOTH = _CPU | _CUDA
+_FLA = HALF | {torch.float32}
+_FLA_SERVES = frozenset({"grouped", "potential", "value dimension"})
 
 TABLE: dict[str, Engine] = {
     engine.name: engine
@@ -29,6 +32,10 @@ TABLE: dict[str, Engine] = {
         Engine("flex", flex.attend, _BOTH, HALF | {torch.float32}, _CUDA, _ALL),
         Engine("explicit", explicit.attend, _BOTH, FLOATS, _BOTH, _ALL, log_sum_exp=True),
         Engine("reference", reference.attend, _BOTH, FLOATS, _BOTH, _ALL, log_sum_exp=True),
+        Engine(
+            "path", None, _BOTH, FLOATS, _BOTH, _ALL, along=path.attend, trail=path.attend_cached
+        ),
+        Engine("fla_path", None, _CUDA, _FLA, _CUDA, _FLA_SERVES, along=fla_path.attend),
     )
 }
 """The engines by name."""
@@ -49,25 +56,31 @@ _WORTH_COMPILING = 1024
 def attend(
     engine: Engine | str,
     q: Tensor,
-    k: Tensor,
+    k: Tensor | ContractionTrail,
     v: Tensor,
+    contraction: Contraction | None = None,
     *,
     potential: Tensor | None = None,
     visible: Visible,
 ) -> Tensor:
     """Σ_j softmax_j(logit_ij) v_j for the last T of K tokens, logits as in `logit`.
 
-    Under autocast q, k and v take its type, and the potential keeps its own.
+    Along a `contraction`, of whole sequences, or along one whose trail stands in the place of k,
+    logits are those of `path`. Under autocast q, k and v take its type, and the potential keeps its
+    own.
 
     Shapes: q [B, H, T, d], pulled and multiplied by any logit scale; k [B, Hk, K, d]; v
     [B, Hk, K, d_v]; potential [B or 1, Hk or H, K] float64 or None. Returns [B, H, T, d_v].
     Raises: ValueError for a call that the engine doesn't serve, naming engines that do, and for
     arguments that do not fit together.
     """
-    q, k, v = _autocast(q, k, v)
-    call = call_of(q, k, v, potential, visible)
-    found = chosen(engine, call)
-    return found.function(q, k, v, potential=potential, visible=visible)
+    q, v = _autocast(q), _autocast(v)
+    k = _autocast(k) if isinstance(k, Tensor) else k
+    call = call_of(q, k, v, contraction, potential, visible)
+    serve = chosen(engine, call).way(call.way)
+    assert serve is not None
+    along = () if contraction is None else (contraction,)
+    return serve(q, k, v, *along, potential=potential, visible=visible)
 
 
 def with_lse(
@@ -83,8 +96,8 @@ def with_lse(
 
     Units: nats. Raises: ValueError as `attend` does, and for an engine that doesn't give it.
     """
-    q, k, v = _autocast(q, k, v)
-    found = chosen(engine, call_of(q, k, v, potential, visible))
+    q, k, v = (_autocast(x) for x in (q, k, v))
+    found = chosen(engine, call_of(q, k, v, None, potential, visible))
     if not found.log_sum_exp:
         raise ValueError(
             f"engine '{found.name}' gives no log-sum-exp; {_listed(list(_WITH_LSE))} do"
@@ -95,8 +108,9 @@ def with_lse(
 def chosen(engine: Engine | str, call: Call) -> Engine:
     """The engine that is to serve the call.
 
-    `auto` is sdpa; but pruned for thousands of queries under a potential without gradients, and
-    flex on CUDA where a potential, a mask or a window keeps the plain kernel away.
+    `auto` is sdpa; but pruned for thousands of queries under a potential without gradients, flex on
+    CUDA where a potential, a mask or a window keeps the plain kernel away, and path along
+    contractions.
 
     Raises: ValueError for an unknown name, or a call outside what the engine declares.
     """
@@ -119,24 +133,23 @@ def chosen(engine: Engine | str, call: Call) -> Engine:
 
 
 def _auto(call: Call) -> Engine:
-    serving = [name for name, engine in TABLE.items() if not engine.refusals(call)]
+    able = [name for name, engine in TABLE.items() if engine.way(call.way)]
+    serving = [name for name in able if not TABLE[name].refusals(call)]
     pruning = "potential" in call.needs and call.queries >= _WORTH_PRUNING
     if "pruned" in serving and pruning:
         return TABLE["pruned"]
     masked = call.needs & {"potential", "padding", "window"} and call.device == "cuda"
     if "flex" in serving and masked and call.queries >= _WORTH_COMPILING:
         return TABLE["flex"]
-    return TABLE[serving[0]] if serving else TABLE["sdpa"]
+    return TABLE[(serving or able)[0]]
 
 
-def _autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k, v in the type that autocast gives to products, where it is on; float64 it leaves be."""
-    device = q.device.type
-    if not torch.is_autocast_enabled(device):
-        return q, k, v
-    dtype = torch.get_autocast_dtype(device)
-    q, k, v = (x if x.dtype == torch.float64 else x.to(dtype) for x in (q, k, v))
-    return q, k, v
+def _autocast(x: Tensor) -> Tensor:
+    """x in the type that autocast gives to products, where it is on; float64 it leaves be."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64:
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 def _listed(words: list[str]) -> str:

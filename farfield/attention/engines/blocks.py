@@ -16,7 +16,7 @@ from torch import Tensor
 
 from farfield.attention import logit
 from farfield.attention.engines import kernel
-from farfield.attention.logit import Visible
+from farfield.attention.logit import Visible, per_query_head
 
 _MASK_ELEMENTS = 2**22
 """Largest [query, key] mask a block may build, in elements."""
@@ -374,12 +374,11 @@ def _centre(u: Tensor, block: _Block) -> Tensor:
 
 def _shift(u: Tensor, centre: Tensor, block: _Block, heads: int) -> Tensor:
     """u_i - centre of the block's queries, [B or 1, H, T]."""
-    shift = u[..., block.start : block.stop] - centre
-    return shift.repeat_interleave(heads // u.shape[1], 1)
+    return per_query_head(u[..., block.start : block.stop] - centre, heads)
 
 
 def _bias(u: Tensor, block: _Block, heads: int, dtype: torch.dtype) -> Tensor:
     """The mask with u_j - u_i in it, [B or 1, H, T, K]."""
     bias = block.of(u, -1).unsqueeze(-2) - u[..., block.start : block.stop].unsqueeze(-1)
-    bias = bias.to(dtype).repeat_interleave(heads // u.shape[1], 1)
+    bias = per_query_head(bias.to(dtype), heads)
     return bias if block.mask is None else bias + block.mask

@@ -81,8 +81,7 @@ def weights(
         logits = logits.unflatten(2, (-1, stop - start)).flatten(1, 2)
         if potential is not None:
             difference = potential[..., None, first:stop] - potential[..., start:stop, None]
-            of_heads = difference.to(wide).repeat_interleave(heads // potential.shape[1], 1)
-            logits = logits + of_heads
+            logits = logits + logit.per_query_head(difference.to(wide), heads)
         seen = visible.tile(start, stop, first, stop, q.device)
         logits = logits.masked_fill(~seen, -math.inf)
         yield Tile(start, stop, first, logits, logits.logsumexp(-1))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from farfield.algebra.contraction import Contraction
-from farfield.attention.logit import Visible
+from farfield.attention.logit import Visible, per_query_head
 
 _HEAD_DIMS = (16, 32, 64, 128)
 
@@ -35,7 +35,7 @@ def attend(
     Shapes: as in `path.attend`. Raises: ValueError for what the kernels don't serve, or where they
     are not there.
     """
-    _check(q, v, contraction, visible)
+    _check(q, v, contraction)
     try:
         from fla.ops.path_attn import parallel_path_attn
     except ImportError as error:
@@ -57,21 +57,13 @@ def log_gate(potential: Tensor, q: Tensor) -> Tensor:
     """
     batch, heads, _, dim = q.shape
     gate = torch.nn.functional.pad(-potential.diff(dim=-1), (1, 0)) * math.sqrt(dim)
-    gate = gate.repeat_interleave(heads // gate.shape[1], 1).expand(batch, -1, -1)
+    gate = per_query_head(gate, heads).expand(batch, -1, -1)
     return gate.transpose(1, 2).to(torch.float32).contiguous()
 
 
-def _check(q: Tensor, v: Tensor, contraction: Contraction, visible: Visible) -> None:
-    if q.device.type != "cuda":
-        raise ValueError(
-            f"engine 'fla_path' runs Triton kernels: expected tensors on cuda, got {q.device}"
-        )
-    if not visible.plain or visible.queries != visible.keys:
-        raise ValueError(
-            "engine 'fla_path' serves whole sequences without padding or window; use 'path'"
-        )
+def _check(q: Tensor, v: Tensor, contraction: Contraction) -> None:
     for name, x in (("head dimension", q), ("value dimension", v)):
         if x.shape[-1] not in _HEAD_DIMS:
             raise ValueError(f"{name} is {x.shape[-1]}; engine 'fla_path' serves {_HEAD_DIMS}")
-    if contraction.w.dtype != torch.float32 or q.dtype == torch.float64:
-        raise ValueError("engine 'fla_path' takes steps in float32 and no float64 queries")
+    if contraction.w.dtype != torch.float32:
+        raise ValueError(f"steps are {contraction.w.dtype}; engine 'fla_path' takes float32")

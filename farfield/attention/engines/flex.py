@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from farfield.attention import logit
-from farfield.attention.logit import Visible
+from farfield.attention.logit import Visible, per_query_head
 
 _BLOCK = 128
 """Queries and keys of a block of the mask, FlexAttention's own default."""
@@ -49,7 +49,7 @@ def attend(
     u = None
     if potential is not None:
         u = potential - potential[..., -1:]
-        u = u.repeat_interleave(heads // u.shape[1], 1).expand(batch, -1, -1)
+        u = per_query_head(u, heads).expand(batch, -1, -1)
         u = F.pad(u, (0, most - keys))
         u = torch.stack((u.float(), (u - u.float()).float()))
     position = torch.arange(keys, device=q.device)[None]

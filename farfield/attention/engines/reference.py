@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from farfield.attention.logit import Visible
+from farfield.attention.logit import Visible, per_query_head
 
 
 def attend(
@@ -35,12 +35,11 @@ def _dense(
 ) -> tuple[Tensor, Tensor]:
     heads, queries, dim = q.shape[1:]
     keys = k.shape[2]
-    shared = heads // k.shape[1]
     with torch.autocast(q.device.type, enabled=False):
-        key, value = (x.double().repeat_interleave(shared, 1) for x in (k, v))
+        key, value = (per_query_head(x.double(), heads) for x in (k, v))
         table = torch.einsum("bhid,bhjd->bhij", q.double(), key) / math.sqrt(dim)
         if potential is not None:
-            u = potential.repeat_interleave(heads // potential.shape[1], 1)
+            u = per_query_head(potential, heads)
             table = table + u[:, :, None, :] - u[:, :, keys - queries :, None]
         table = torch.where(_seen(visible, q.device), table, -math.inf)
         out = torch.einsum("bhij,bhjd->bhid", torch.softmax(table, -1), value)

@@ -43,6 +43,8 @@ class Path(reflection.Reflection):
     Source: Yang et al., "PaTH Attention" (arXiv 2505.16381), §3.
     """
 
+    contracts = True
+
     def __init__(self, geometry: Geometry, options: Options) -> None:
         for name in ("rank", "conv"):
             if getattr(options, name) < 0:
