@@ -146,23 +146,6 @@ def block_coupling(theta: Tensor) -> tuple[Tensor, Tensor]:
     return found[0], found[1]
 
 
-def operator_lag_curve(frames: Tensor, lags: Sequence[int]) -> Tensor:
-    """‖mean_t F_{t+n} F_tᵀ‖ (spectral norm) for maps that are not rotations of planes.
-
-    Without any memory left it reads about 2/√N_eff and not 0.
-
-    Shapes: frames F_t [..., T, d, d] -> [..., len(lags)]. Units: lags in tokens.
-    Raises: ValueError for a lag below 0 or not below T.
-    """
-    rows = []
-    for lag in _lags(lags, frames.shape[-3]):
-        ahead = frames[..., lag:, :, :]
-        back = frames[..., : ahead.shape[-3], :, :]
-        mean = torch.einsum("...tij,...tkj->...ik", ahead, back) / ahead.shape[-3]
-        rows.append(torch.linalg.matrix_norm(mean.double(), ord=2))
-    return torch.stack(rows, dim=-1)
-
-
 def _lags(lags: Sequence[int], tokens: int) -> list[int]:
     found = [int(lag) for lag in lags]
     if not found or min(found) < 0 or max(found) >= tokens:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from farfield.algebra.sets import near_mask, sink_mask
+
 
 def scale(head_dim: int) -> float:
     """1/√d."""
@@ -89,12 +91,11 @@ class Visible:
         key = torch.arange(first, last, device=device)
         seen = key <= query
         if self.window is not None:
-            if self.position is None:
-                at, of = query, key
-            else:
-                at = self.position[:, None, start:stop, None]
-                of = self.position[:, None, None, first:last]
-            seen = seen & ((at - of < self.window) | (of < self.sinks))
+            at, of = query.squeeze(-1), key
+            if self.position is not None:
+                at, of = (self.position[:, None, a:b] for a, b in ((start, stop), (first, last)))
+            kept = sink_mask(of, self.sinks).unsqueeze(-2)
+            seen = seen & (near_mask(at, of, self.window) | kept)
         if self.valid is not None:
             seen = seen & self.valid[:, None, None, first:last]
         if self.valid is None and (self.window is None or self.position is None):

@@ -102,7 +102,7 @@ def median_interval(values: npt.ArrayLike) -> intervals.Interval:
     if size == 0:
         raise ValueError("the median of no values; expected at least one")
     if not np.isfinite(rising).all():
-        return intervals.Interval(None, None, None, intervals.LEVEL, intervals.RESAMPLES)
+        return intervals.Interval(None, None, None)
 
     def median(*totals: Any) -> Any:
         counts = np.stack([np.asarray(total) for total in totals])

@@ -13,6 +13,7 @@ from typing import Any
 
 from farfield.benchmark.pairing import Samples
 from farfield.benchmark.targets import Target
+from farfield.evaluation import whole
 from farfield.evaluation.intervals import Interval
 
 VERSION = 1
@@ -87,7 +88,7 @@ def timed(samples: Samples, own: str, other: str, **where: Any) -> Row:
 
 def quantity(value: Interval | float, **where: Any) -> Row:
     """The row of a quantity that is no pair of times; `where` are the row's other fields."""
-    found = value if isinstance(value, Interval) else Interval(value, None, None, 0.0, 0)
+    found = value if isinstance(value, Interval) else Interval(value, None, None)
     return Row(**{**_numbers(found), **where})
 
 
@@ -112,37 +113,11 @@ class Results:
     rows: tuple[Row, ...]
     left_out: tuple[LeftOut, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """The results as JSON has types for them."""
-        return {"version": VERSION, **asdict(self)}
-
-    @classmethod
-    def from_json(cls, value: Any) -> Results:
-        """The results that `as_json` gave. Raises: ValueError for anything else."""
-        if not isinstance(value, dict) or value.get("version") != VERSION:
-            raise ValueError(
-                f"no benchmark of version {VERSION}; expected what `farfield bench` wrote"
-            )
-        try:
-            return cls(
-                dict(value["machine"]),
-                tuple(Row(**row) for row in value["rows"]),
-                tuple(LeftOut(**one) for one in value["left_out"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a benchmark's results: {error}") from None
-
     def write(self, path: Path) -> None:
         """Write JSON, whole or not at all. Raises: OSError."""
-        partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-        try:
-            partial.write_text(
-                json.dumps(self.as_json(), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-                encoding="utf-8",
-            )
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        value = {"version": VERSION, **asdict(self)}
+        text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+        whole.write_text(path, text + "\n")
 
 
 def machine(threads: int, sections: Sequence[str], budget: float, quick: bool) -> dict[str, Any]:

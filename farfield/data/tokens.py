@@ -80,14 +80,3 @@ class TokenStream:
                 f"{self.name}: tokens [{start}, {stop}) asked for, expected a range within "
                 f"[0, {len(self)})"
             )
-
-    def require(self, length: int, purpose: str) -> None:
-        """Refuse a stream of fewer than `length` tokens, in one line that says what it is for.
-
-        Raises: ValueError, e.g. "training at L0 = 128 needs 129 tokens, the test split has 40".
-        """
-        if len(self) < length:
-            raise ValueError(
-                f"{purpose} needs {length} tokens, the {self.name} split has {len(self)}; "
-                "expected a longer text or a shorter context"
-            )

@@ -8,7 +8,7 @@ steps, predictions and interventions.
 from farfield.diagnosis.diagnose import Diagnosis, diagnose
 from farfield.diagnosis.measured import BoundViolationError, Measured, Settings, measure
 from farfield.diagnosis.probe import Coverage, observe
-from farfield.diagnosis.rows import frame, read_rows, write_rows
+from farfield.diagnosis.rows import read_rows, write_rows
 from farfield.diagnosis.sampling import Sampling
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Sampling",
     "Settings",
     "diagnose",
-    "frame",
     "measure",
     "observe",
     "read_rows",

@@ -50,15 +50,12 @@ Spreads (`…_sd`, over queries) are there for far_mass, lse_near and ell. `t4_s
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from farfield.diagnosis.sampling import Sampling
-
-if TYPE_CHECKING:
-    import pandas  # type: ignore[import-untyped]
+from farfield.evaluation import whole
 
 SCHEMA = 1
 
@@ -125,19 +122,23 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     Raises: ValueError for another ending, or a row that breaks the schema (nothing is written);
     OSError.
     """
-    out, kept = Path(path), [dict(row) for row in rows]
+    kept = [dict(row) for row in rows]
     for row in kept:
         check_row(row)
-    scratch = out.with_name(f".{out.name}.part")
-    if _format(out) == "jsonl":
-        lines = (json.dumps(row, allow_nan=False, ensure_ascii=False) for row in kept)
-        scratch.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    write_table(Path(path), kept)
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Replaces the file by rows of any table, unchecked; else as `write_rows`."""
+    if _format(path) == "jsonl":
+        lines = (json.dumps(row, allow_nan=False, ensure_ascii=False) for row in rows)
+        whole.write_text(path, "".join(f"{line}\n" for line in lines))
     else:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        pq.write_table(pa.Table.from_pylist(kept), scratch)
-    os.replace(scratch, out)
+        with whole.replacing(path) as scratch:
+            pq.write_table(pa.Table.from_pylist(rows), scratch)
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
@@ -162,20 +163,6 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
         except ValueError as error:
             raise ValueError(f"{source}, row {number}: {error}") from None
     return rows
-
-
-def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
-    """The rows as a pandas data frame, nulls as NaN.
-
-    Raises: ValueError where pandas isn't installed.
-    """
-    try:
-        import pandas as pd
-    except ImportError:
-        raise ValueError("a data frame needs pandas; expected it to be installed") from None
-    table = pd.DataFrame([dict(row) for row in rows])
-    present = [key for key in _VALUES if key in table]
-    return table.astype(dict.fromkeys(present, float))
 
 
 def _format(path: Path) -> str:

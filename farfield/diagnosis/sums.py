@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from farfield.algebra.measures import LogitSums, ValueSums, logit_sums, value_sums
+from farfield.algebra.sets import sink_mask
 from farfield.diagnosis.tiles import Chunk, Tile
 
 Sums = TypeVar("Sums", LogitSums, ValueSums)
@@ -124,7 +125,7 @@ def _sums(tile: Tile, first_tokens: int) -> _Class:
         least = torch.where(all_.count > 0, 0.0, torch.inf)
         largest = -least
     sums = KeySums(all_, content, _value_sums(tile, logits), least, largest)
-    first = tile.key_position < first_tokens
+    first = sink_mask(tile.key_position, first_tokens)
     columns = (first & seen).flatten(0, -2).any(0).nonzero().squeeze(-1)
     few = logits.index_select(-1, columns)
     shown = (first & seen).expand_as(seen | first).index_select(-1, columns)

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from farfield.algebra.sets import route_length
+from farfield.algebra.sets import far_mask, route_length
 
 Keys = slice | Tensor
 """Keys of a tile, from the first one there: a slice for all queries, or an index [Q, k]."""
@@ -254,13 +254,12 @@ class Chunk:
         values = self.call.values
         heads = len(self.call.heads) * values.shape[0]
         width = max(64, _ELEMENTS // max(1, heads * len(self.rows)))
-        nearest = (self.rows - self.call.first - window).unsqueeze(-1)
         seen = self._seen()
         for first in range(0, stop, width):
             keys = slice(first, min(stop, first + width))
-            column = torch.arange(keys.start, keys.stop, device=self.rows.device)
-            distance = route_length(self.rows, column + self.call.first)
-            yield self._tile(keys, seen[..., keys] & (column <= nearest), distance)
+            key = torch.arange(keys.start, keys.stop, device=self.rows.device) + self.call.first
+            far = seen[..., keys] & far_mask(self.rows, key, window)
+            yield self._tile(keys, far, route_length(self.rows, key))
 
     def tiles(self) -> Iterator[Tile]:
         """All keys of the queries, each in one tile."""

@@ -10,4 +10,5 @@
 | `pretrained` | the same for a model folder on disk                                        |
 | `intervals`  | bootstrap over windows and seeds (numpy alone)                             |
 | `rows`       | the result rows, checked on reading and writing (no torch, no model)       |
+| `whole`      | files that are whole or as they were (the standard library alone)          |
 """

@@ -46,16 +46,6 @@ class Interval:
     estimate: float | None
     low: float | None
     high: float | None
-    level: float
-    resamples: int
-
-    def above(self, threshold: float) -> bool | None:
-        """True: the whole interval lies above; False: all of it at or below; None: undecided."""
-        if self.low is None or self.high is None:
-            return None
-        if self.low > threshold:
-            return True
-        return False if self.high <= threshold else None
 
 
 def pool(units: npt.ArrayLike, unit_tokens: int, pooled_tokens: int) -> Floats:
@@ -114,11 +104,11 @@ def hierarchical(
     arrays = np.stack(_alike([np.atleast_2d(_sums(array)) for array in sums]))
     seeds, units = arrays.shape[1:]
     if not np.isfinite(arrays).all():
-        return Interval(None, None, None, level, resamples)
+        return Interval(None, None, None)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows becomes None
         estimate = _finite(float(statistic(*arrays.sum(axis=(1, 2)))))
         if units < 2:
-            return Interval(estimate, None, None, level, resamples)
+            return Interval(estimate, None, None)
         totals = _resampled_totals(arrays, seeds, units, resamples, generator_seed)
         values = np.asarray(statistic(*totals), dtype=np.float64)
         if values.shape != (resamples,):
@@ -127,7 +117,7 @@ def hierarchical(
                 "expected one value per resample"
             )
         low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
-    return Interval(estimate, _finite(float(low)), _finite(float(high)), level, resamples)
+    return Interval(estimate, _finite(float(low)), _finite(float(high)))
 
 
 def perplexity_ratio(

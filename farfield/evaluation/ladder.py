@@ -233,15 +233,17 @@ def _row(
 
 def _ratio(plan: Plan, units: Losses, length: int, base: Losses | None, fixed: bool) -> Interval:
     """ppl(L)/ppl(L₀); units that hold the same tokens are resampled together."""
-    level, resamples = plan.settings.level, plan.settings.resamples
     if base is None:
-        return Interval(None, None, None, level, resamples)
+        return Interval(None, None, None)
     unit_tokens = plan.block
     if not fixed:
         unit_tokens = math.lcm(length, plan.train_length)
         units = pool(units, length, unit_tokens)
         base = pool(base, plan.train_length, unit_tokens)
-    return perplexity_ratio(units, base, unit_tokens, level=level, resamples=resamples)
+    settings = plan.settings
+    return perplexity_ratio(
+        units, base, unit_tokens, level=settings.level, resamples=settings.resamples
+    )
 
 
 def _scaling(scaled: Scaled, protocol: str, length: int) -> dict[str, Any]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, cast
+
+from farfield.evaluation import whole
 
 SCHEMA = 1
 PROTOCOLS = ("windows", "fixed", "clipped")
@@ -123,12 +124,6 @@ def append_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """
     old = read_rows(path) if Path(path).exists() else []
     write_rows(path, [*old, *rows])
-
-
-def append_positions(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Adds position rows to a file (made if missing); see `append_rows`."""
-    old = read_positions(path) if Path(path).exists() else []
-    write_positions(path, [*old, *rows])
 
 
 def perplexity(nll: float | None, tokens: int) -> float | None:
@@ -284,16 +279,7 @@ def _write(
             lines.append(json.dumps(row, ensure_ascii=False, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}, row {number} not written: {error}") from None
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(line + "\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    whole.write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def non_finite_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -8,17 +8,10 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 from typing import Any
 
-from farfield.report.diagnosis_rows import (
-    Found,
-    averaged,
-    by_context,
-    left_over_lags,
-    nearest,
-)
+from farfield.report.diagnosis_rows import Found, averaged, by_context, left_over_lags
 from farfield.report.wording import number, spoken
 
 Figure = dict[str, Any]
@@ -250,9 +243,3 @@ def _upright(at: float) -> Figure:
 
 def _times(value: float) -> str:
     return number(value, 3) if value >= 1 else f"{value:.2g}"
-
-
-def level(curves: Iterable[Curve], at: float) -> float | None:
-    """The mean over curves of what each has nearest to a place; None without any."""
-    values = [point[1] for curve in curves if (point := nearest(curve, at)) is not None]
-    return fmean(values) if values else None

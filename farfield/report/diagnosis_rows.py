@@ -112,11 +112,6 @@ def _json(text: str, where: str) -> Row:
     return value
 
 
-def context(row: Row) -> float:
-    """The middle of a row's stratum of contexts, in tokens: √(low · (high − 1))."""
-    return math.sqrt(row["low"] * (row["high"] - 1))
-
-
 def by_context(rows: Iterable[Row], key: str) -> list[tuple[int, float]]:
     """(last context of a stratum, mean over heads) where any head has a number."""
     groups: dict[int, list[float]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from farfield.evaluation.whole import write_text
 from farfield.report import costs, diagnosis, figures, tables
 from farfield.report.claims import Part, verdicts
 from farfield.report.curves import FAILS_FROM, HOLDS_TO, headline
@@ -55,12 +55,7 @@ def write(folder: Path | str) -> Path:
     """
     study = read(Path(folder))
     page = study.folder / PAGE
-    partial = page.with_name(f".{PAGE}.{os.getpid()}.partial")
-    try:
-        partial.write_text(render(study), encoding="utf-8")
-        os.replace(partial, page)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(page, render(study))
     return page
 
 

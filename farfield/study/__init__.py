@@ -9,5 +9,5 @@
 | `single`  | one run in this process                                                   |
 | `folder`  | whose folder it is; the environment; the rows of all runs together        |
 | `display` | what a person sees meanwhile                                              |
-| `files`   | files that are whole or not there                                         |
+| `files`   | JSON files that are whole or not there                                    |
 """

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from farfield.data import Corpus
+from farfield.evaluation import whole
 from farfield.study import files
 from farfield.study import recipe as recipes
 from farfield.study.modules import imported
@@ -85,7 +86,7 @@ def refuse_other_text(out: Path, corpus: Corpus) -> None:
 def describe(out: Path, recipe: Recipe, jobs: int, corpus: Corpus) -> None:
     """Write `recipe.toml`, resolved, and `environment.json`, which names the text as well."""
     text = {"fingerprint": corpus.fingerprint, "policy": corpus.policy}
-    files.write_text(out / RECIPE, recipes.dump(recipe))
+    whole.write_text(out / RECIPE, recipes.dump(recipe))
     files.write_json(out / ENVIRONMENT, {**environment(jobs), "text": text})
 
 

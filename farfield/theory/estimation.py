@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from farfield.algebra import step_measures
@@ -209,11 +208,6 @@ class LagCurve:
     def threshold(self) -> Floats:
         """1.73·√noise: report a lag only where |R_n| is above it; 1.73/√T_eff at large n."""
         return np.sqrt(-np.log1p(-NULL_LEVEL) * self.noise)
-
-    @property
-    def reportable(self) -> npt.NDArray[np.bool_]:
-        """Where |R_n| of a sequence exceeds `threshold`."""
-        return np.asarray(np.abs(self.values) > self.threshold)
 
     @property
     def square(self) -> Floats:

@@ -127,15 +127,6 @@ def test_coupled_blocks_show_and_independent_ones_do_not() -> None:
     assert torch.equal(plus.diagonal(), torch.zeros(4, dtype=torch.float64))
 
 
-def test_operators_are_rotations_read_as_matrices() -> None:
-    phase = walk(8, 300, 1).cumsum(-2)[:, 0]
-    cos, sin = phase.cos(), phase.sin()
-    frames = torch.stack([torch.stack([cos, -sin], -1), torch.stack([sin, cos], -1)], -2)
-    lags = [0, 1, 10]
-    expected = measures.lag_curve(phase[:, None], lags).abs()[:, 0]
-    assert torch.allclose(measures.operator_lag_curve(frames, lags), expected)
-
-
 def test_what_is_no_lag_and_no_step_is_refused() -> None:
     phase = walk(9, 8, 2)
     with pytest.raises(ValueError, match="lags are"):

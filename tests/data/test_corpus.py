@@ -149,7 +149,7 @@ def test_king_james() -> None:
     assert [stream.document_count for stream in streams(corpus)] == [42, 2, 22]
     assert corpus.tokenizer.decode(corpus.train.block(0, 16)) == "In the beginning"
     assert corpus.tokenizer.decode(corpus.test.block(0, 30)) == "Paul, a servant of Jesus Chris"
-    corpus.test.require(128 * 128 * 20, "twenty windows at 128 times 128 tokens")
+    assert len(corpus.test) > 128 * 128 * 20  # twenty windows at 128 times 128 tokens
 
 
 def test_policy_is_json_and_says_how(poem: Path) -> None:
@@ -296,8 +296,6 @@ def test_evaluation_text_alone(poem: Path) -> None:
     corpus = load_corpus(str(poem), splits=Splits(0, 0, 1))
     assert (len(corpus.train), len(corpus.validation)) == (0, 0)
     assert corpus.tokenizer.decode(corpus.test.ids) == POEM
-    with pytest.raises(ValueError, match="training needs 1 tokens, the train split has 0"):
-        corpus.train.require(1, "training")
     with pytest.raises(ValueError, match="'bpe:280' is trained on the training split"):
         load_corpus(str(poem), "bpe:280", splits=Splits(0, 0, 1))
 

@@ -48,14 +48,6 @@ def test_ranges_outside_are_refused(start: int, length: int) -> None:
         stream.byte_count(start, start + length)
 
 
-def test_require() -> None:
-    stream = TokenStream(np.arange(40, dtype=np.uint16), name="test")
-    stream.require(40, "training at L0 = 39")
-    expected = "training at L0 = 128 needs 129 tokens, the test split has 40; expected"
-    with pytest.raises(ValueError, match=expected):
-        stream.require(129, "training at L0 = 128")
-
-
 @pytest.mark.parametrize(
     ("ids", "ends", "documents", "message"),
     [

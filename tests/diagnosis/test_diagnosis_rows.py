@@ -1,5 +1,7 @@
-"""Rows of a diagnosis: written, read again, refused, and as a data frame."""
+"""Rows of a diagnosis: written, read again, and refused."""
 
+import errno
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import pytest
 from zoo import build, text
 
-from farfield.diagnosis import Sampling, Settings, frame, measure, read_rows, write_rows
+from farfield.diagnosis import Sampling, Settings, measure, read_rows, write_rows
 from farfield.diagnosis import rows as schema
 
 
@@ -30,20 +32,28 @@ def test_rows_are_read_as_they_were_written(
     assert [path.name for path in tmp_path.iterdir()] == [out.name]
 
 
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_full_disk_leaves_the_old_rows(
+    rows: list[dict[str, Any]], tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    out = tmp_path / f"rows.{ending}"
+    write_rows(out, rows[:1])
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        write_rows(out, rows)
+    assert read_rows(out) == rows[:1]
+    assert [path.name for path in tmp_path.iterdir()] == [out.name]
+
+
 def test_every_column_is_documented(rows: list[dict[str, Any]]) -> None:
     words = set(re.findall(r"\w+", str(schema.__doc__)))
     spreads = {f"{key}_sd" for key in schema.SPREADS}
     columns = set(rows[0]) - spreads - {f"{key}_slack" for key in schema.BOUNDS}
     assert columns - words == set()
     assert set(rows[0]) - columns == {*spreads, "t4_slack", "t4_prime_slack"}
-
-
-def test_a_data_frame_has_nan_where_there_is_nothing(rows: list[dict[str, Any]]) -> None:
-    table = frame(rows)
-    assert len(table) == len(rows)
-    assert list(table.columns) == list(rows[0])
-    assert str(table["ell"].dtype) == str(table["t4_decohered"].dtype) == "float64"
-    assert table["ell"].isna().sum() == sum(row["ell"] is None for row in rows) > 0
 
 
 def test_rows_that_break_the_schema_are_refused(rows: list[dict[str, Any]], tmp_path: Path) -> None:

@@ -93,7 +93,6 @@ def test_fewer_than_two_units_have_no_interval(values):
     assert interval.estimate == np.sum(values)
     assert interval.low is None
     assert interval.high is None
-    assert interval.above(0.0) is None
 
 
 def test_non_finite_units_leave_no_number():
@@ -103,13 +102,6 @@ def test_non_finite_units_leave_no_number():
 
 def test_ratio_beyond_floats_is_null_and_below_is_zero_safe():
     assert perplexity_ratio([5000.0, 5000.0], [0.0, 0.0], 1).estimate is None
-
-
-def test_verdict_of_an_interval():
-    narrow = perplexity_ratio([2.0, 2.1, 2.2], [1.0, 1.0, 1.0], 1)
-    assert narrow.above(2.0) is True
-    assert narrow.above(10.0) is False
-    assert narrow.above(narrow.estimate) is None
 
 
 def test_pool_sums_consecutive_units():

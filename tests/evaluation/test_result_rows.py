@@ -7,7 +7,6 @@ import pytest
 
 from farfield.evaluation import rows
 from farfield.evaluation.rows import (
-    append_positions,
     append_rows,
     perplexity,
     read_positions,
@@ -59,12 +58,13 @@ def test_round_trip_keeps_every_value_and_extra_columns(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
     append_rows(path, [result(seed=2)])
     assert [row["seed"] for row in read_rows(path)] == [0, 1, 0, 2]
+    append_rows(tmp_path / "new.jsonl", [result()])
+    assert read_rows(tmp_path / "new.jsonl") == [result()]
 
 
-def test_positions_round_trip_and_append_to_nothing(tmp_path):
+def test_positions_round_trip(tmp_path):
     path = tmp_path / "positions.jsonl"
-    append_positions(path, [position()])
-    append_positions(path, [position(nll=None)])
+    write_positions(path, [position(), position(nll=None)])
     assert read_positions(path) == [position(), position(nll=None)]
 
 

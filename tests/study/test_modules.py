@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from farfield import mechanisms
-from farfield.study import files, folder, job
+from farfield.evaluation import whole
+from farfield.study import folder, job
 from farfield.study import recipe as recipes
 from farfield.study.launch import command_to_resume
 from farfield.study.modules import VARIABLE, import_modules, imported
@@ -70,7 +71,7 @@ def test_a_job_imports_what_the_study_was_asked_to(
     with pytest.raises(ValueError, match="unknown mechanism 'slowing'"):
         recipe.canonical()
     monkeypatch.setenv(VARIABLE, "slowing_steps")
-    files.write_text(here / "recipe.toml", recipes.dump(recipe))
+    whole.write_text(here / "recipe.toml", recipes.dump(recipe))
     run = Run("slowing:0.3+v", 0, here / "run")
     run.prepare(resume=False)
     assert job.main([str(run.folder), "--recipe", str(here / "recipe.toml")]) == 0

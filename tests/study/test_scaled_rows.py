@@ -107,9 +107,9 @@ def test_a_run_interrupted_between_readings_measures_the_rest_alone(
     assert run.begun == "trained"
     assert run.measured == {"rope", "rope:scaling=linear"}
     # Losses by position that lost their rows, as a crash between the two files would leave them.
-    lost = [{**row, "mechanism": "rope:scaling=ntk"} for row in rows.read_positions(
-        run.folder / "positions.jsonl") if row["mechanism"] == "rope"]  # fmt: skip
-    rows.append_positions(run.folder / "positions.jsonl", lost)
+    there = rows.read_positions(run.folder / "positions.jsonl")
+    lost = [{**row, "mechanism": "rope:scaling=ntk"} for row in there if row["mechanism"] == "rope"]
+    rows.write_positions(run.folder / "positions.jsonl", [*there, *lost])
     evaluated: list[str] = []
 
     def evaluate(*arguments: Any, **options: Any) -> Any:

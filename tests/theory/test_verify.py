@@ -7,7 +7,7 @@ import pytest
 
 from farfield import theory
 from farfield.theory import verify as verification
-from farfield.theory.verify import names, outcome, verify
+from farfield.theory.verify import CHECKS, outcome, verify
 
 QUICK = ["steps.near", "steps.law_not_mean", "scores.sphere", "scores.planes", "values.powers"]
 
@@ -21,7 +21,7 @@ def test_statements_hold_by_simulation(name: str) -> None:
 
 def test_every_statement_has_a_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification.steps, "SAMPLES", 4000)
-    parts = {name.partition(".")[0] for name in names()}
+    parts = {name.partition(".")[0] for name in CHECKS}
     assert parts == {"steps", "estimates", "scores", "mass", "values", "prediction"}
     told = {each.statement for each in verify(0, only="steps")}
     assert told == {"T1", "T1b", "T1c", "T1d"}

@@ -15,7 +15,7 @@ from farfield.theory import checks
 from farfield.theory.verify import estimates, mass, prediction, scores, steps, values
 from farfield.theory.verify.outcome import Outcome
 
-__all__ = ["CHECKS", "Outcome", "names", "verify"]
+__all__ = ["CHECKS", "Outcome", "verify"]
 
 Check = Callable[[np.random.Generator], Iterator[Outcome]]
 CHECKS: dict[str, Check] = {
@@ -23,11 +23,7 @@ CHECKS: dict[str, Check] = {
     for module in (steps, estimates, scores, mass, values, prediction)
     for check in module.CHECKS
 }
-
-
-def names() -> list[str]:
-    """The checks' names, in order: they name their generators, with the seed."""
-    return list(CHECKS)
+"""The checks by name, in order: the names name their generators, with the seed."""
 
 
 def generator(seed: int, name: str) -> np.random.Generator:
