@@ -129,8 +129,33 @@ def test_mistakes_end_with_one_line_and_status_2(tmp_path: Path, text: Path) -> 
         ((tmp_path,), "--out is missing"),
         ((tmp_path, "--out", tmp_path / "o", "--format", "csv"), "format 'csv'"),
         ((tmp_path, "--out", tmp_path / "o", "--interventions", "alib"), "did you mean 'alibi'"),
-        ((tmp_path / "none", "--out", tmp_path / "o", "--data", text), "none"),
+        ((tmp_path / "none", "--out", tmp_path / "o", "--data", text), "none: no model there"),
+        ((tmp_path, "--out", tmp_path / "o", "--split", "tst"), "did you mean 'test'"),
+        ((tmp_path, "--out", tmp_path / "o", "--seeds", "0"), "--seeds is for --study"),
+        (("--study", tmp_path, "--out", tmp_path / "o"), "--out is for a MODEL"),
+        (("--study", tmp_path, "--data", "kjv"), "--data is for a MODEL"),
+        (("--study", tmp_path, "--train-length", "9"), "--train-length is for a MODEL"),
+        (("--study", tmp_path, "--split", "all"), "--split is for a MODEL"),
     ):
         done = run(*arguments)
         assert done.exit_code == 2, done.output
         assert words in done.output.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("text.txt", "is a file; expected a folder to write into"),
+        ("text.txt/in", "can't be written: Not a directory"),
+    ],
+)
+def test_a_folder_that_can_not_be_made_is_refused_before_the_work(
+    text: Path, tmp_path: Path, where: str, words: str
+) -> None:
+    save(tmp_path / "model", "rope")
+    (tmp_path / "text.txt").write_text("kept")
+    done = run(tmp_path / "model", "--data", text, "--out", tmp_path / where, *SMALL)
+    assert done.exit_code == 2, done.output
+    assert words in done.output.replace("\n", " ")
+    assert "attention at" not in done.output
+    assert (tmp_path / "text.txt").read_text() == "kept"

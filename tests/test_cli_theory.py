@@ -32,7 +32,15 @@ def mistake(*arguments: str) -> str:
 def test_help_lists_the_questions() -> None:
     told = runner.invoke(app, ["theory", "--help"])
     assert told.exit_code == 0
-    for command in ("window", "break-length", "bounds", "values", "phase-diagram", "verify"):
+    for command in (
+        "window",
+        "break-length",
+        "bounds",
+        "values",
+        "phase-diagram",
+        "predict",
+        "verify",
+    ):
         assert command in told.output
         assert "Example" in runner.invoke(app, ["theory", command, "--help"]).output
 
@@ -148,7 +156,29 @@ def test_verify_fails_by_status(monkeypatch: pytest.MonkeyPatch) -> None:
         (["phase-diagram", "--over", "width"], "one of lambda, sigma, slope"),
         (["verify", "--only", "nothing"], "expected one of steps.means"),
         (["verify", "--seed", "-1"], "seed"),
+        (["predict", "nowhere.jsonl"], "nowhere.jsonl: no such file"),
     ],
 )
 def test_mistakes_are_one_line_and_status_two(arguments: list[str], words: str) -> None:
     assert words in " ".join(mistake(*arguments).split())
+
+
+def test_measured_heads_are_predicted(tmp_path: Path) -> None:
+    file, picture = tmp_path / "heads.jsonl", tmp_path / "heads.svg"
+    heads: list[dict[str, Any]] = [
+        {"head": 3, "near_window": 8, "lse_near": 3.0, "rho": [0.9, 0.9], "ell": 0.5},
+        {"head": 4, "near_window": 8, "lse_near": 3.0, "rho": [0.9, 0.9], "lambda": 1.0,
+         "mean_gate": 0.9, "mean_power": [1.0, 1.0], "noise_power": 1.0, "near_power": 1.0},
+    ]  # fmt: skip
+    file.write_text("".join(f"{json.dumps(head)}\n" for head in heads))
+    rows = answer("predict", str(file), "--lengths", "64,512", "--picture", str(picture))
+    assert [(row["head"], row["length"]) for row in rows] == [
+        ("head 3", 64), ("head 3", 512), ("head 4", 64), ("head 4", 512),
+    ]  # fmt: skip
+    assert rows[1]["far_mass"] == pytest.approx(theory.typical_far_mass(504, 0.5, 3.0))
+    assert rows[0]["snr"] is None
+    assert rows[3]["snr"] > 0
+    assert picture.read_text().startswith("<?xml")
+    file.write_text('{"near_window": 3}\n')
+    assert f"{file}, row 1: measurements have no 'lse_near'" in mistake("predict", str(file))
+    assert "lengths are [0]" in mistake("predict", str(file), "--lengths", "0")

@@ -26,9 +26,18 @@ BELOW = {
     "farfield": {"algebra", "attention", "model"},
     "training": {"algebra", "attention", "model", "farfield", "data"},
     "evaluation": {"algebra", "attention", "model", "farfield", "data"},
-    "benchmark": {"algebra", "attention", "model", "farfield", "data", "training", "evaluation"},
     "diagnosis": {"algebra", "attention", "model", "farfield", "data", "evaluation", "theory"},
-    "report": {"evaluation.rows", "evaluation.intervals", "theory"},
+    "benchmark": {
+        "algebra",
+        "attention",
+        "model",
+        "farfield",
+        "data",
+        "training",
+        "evaluation",
+        "diagnosis",
+    },
+    "report": {"evaluation.rows", "evaluation.intervals", "evaluation.whole", "theory"},
 }
 BELOW["study"] = set(BELOW) - {"theory"}
 BELOW["cli"] = set(BELOW)
@@ -40,6 +49,7 @@ OUTSIDE = {
     "theory": {"torch", "numpy", "scipy", "matplotlib"},
     "evaluation.rows": {"numpy"},
     "evaluation.intervals": {"numpy"},
+    "evaluation.whole": set(),
 }
 FORBIDDEN_OUTSIDE = {"report": {"torch", "transformers"}}
 
@@ -100,7 +110,7 @@ def climbing_imports(path: Path, source: str) -> list[str]:
     own = module.split(".")[0]
     if own not in BELOW:
         return [f"{module}: no such part of the house (docs/design.md)"]
-    lean = module if module in OUTSIDE else None  # evaluation.rows and .intervals: no model below
+    lean = module if module in OUTSIDE else None  # files of evaluation with no model below
     found = []
     for line, name in imported(path, source):
         if name.split(".")[0] != "farfield":
@@ -189,8 +199,36 @@ def toothless_tests(path: Path, source: str) -> list[str]:
     ]
 
 
+MOVING = {"evaluation.whole", "data.cache", "study.job"}
+"""The one module that puts files in their place, and the two that put whole folders there."""
+
+
+def own_moves(path: Path, source: str) -> list[str]:
+    """Files replaced or renamed past `evaluation.whole`: os.replace and its like, and Path's own.
+
+    A method `replace` or `rename` of one argument is Path's; a string's takes two.
+    """
+    module, names = module_name(path), {"replace", "rename", "renames"}
+    if module in MOVING:
+        return []
+    functions = {f"os.{name}" for name in names} | {"shutil.move"}
+    found = [(line, name) for line, name in imported(path, source) if name in functions]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in functions:
+            found.append((node.lineno, ast.unparse(node)))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            own = node.func.attr in names and len(node.args) == 1 and not node.keywords
+            found += [(node.lineno, f"Path.{node.func.attr}")] if own else []
+    return [
+        f"{module}:{line} calls {name}; a file is replaced by evaluation.whole, whole or not at all"
+        for line, name in found
+    ]
+
+
 Rule = Callable[[Path, str], list[str]]
-RULES: list[Rule] = [climbing_imports, foreign_imports, grab_bags, too_long, undocumented]
+RULES: list[Rule] = [
+    climbing_imports, foreign_imports, grab_bags, too_long, undocumented, own_moves,
+]  # fmt: skip
 
 PLANTED: list[tuple[Rule, str, str]] = [
     (climbing_imports, "algebra/turns.py", "from farfield.attention import logit"),
@@ -208,6 +246,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (climbing_imports, "evaluation/ladder.py", "import_module('farfield.study')"),
     (climbing_imports, "evaluation/rows.py", "from farfield.model import modelling"),
     (climbing_imports, "evaluation/rows.py", "from farfield.evaluation.ladder import evaluate"),
+    (climbing_imports, "evaluation/whole.py", "from farfield.evaluation import plan"),
     (climbing_imports, "theory/bounds.py", "from farfield.attention import logit"),
     (climbing_imports, "theory/stylised.py", "from farfield.evaluation.rows import read_rows"),
     (climbing_imports, "theory/figures.py", "from farfield.report.palette import inks"),
@@ -227,6 +266,7 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (foreign_imports, "algebra/turns.py", "import torch.nn.functional as F"),
     (foreign_imports, "attention/layer.py", "from transformers import Cache"),
     (foreign_imports, "evaluation/intervals.py", "import torch"),
+    (foreign_imports, "evaluation/whole.py", "import numpy as np"),
     (foreign_imports, "report/page.py", "import torch"),
     (foreign_imports, "theory/bounds.py", "import transformers"),
     (grab_bags, "data/utils.py", ""),
@@ -237,6 +277,12 @@ PLANTED: list[tuple[Rule, str, str]] = [
     (undocumented, "cli/bench.py", "async def run():\n    return 1"),
     (undocumented, "cli/bench.py", "class Run:\n    x = 1"),
     (undocumented, "cli/bench.py", 'def run():\n    "  "'),
+    (own_moves, "study/files.py", "import os\nos.replace(a, b)"),
+    (own_moves, "study/files.py", "move = os.rename"),
+    (own_moves, "study/files.py", "from os import replace"),
+    (own_moves, "study/files.py", "shutil.move(a, b)"),
+    (own_moves, "study/files.py", "scratch.replace(path)"),
+    (own_moves, "study/files.py", "scratch.with_name(a).rename(b)"),
     (toothless_tests, "test_x.py", "def test_runs():\n    run()"),
     (toothless_tests, "test_x.py", "def go():\n    run()\ndef test_runs():\n    go()"),
 ]
@@ -256,6 +302,8 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (climbing_imports, "theory/bounds.py", "from farfield.algebra import measures"),
     (climbing_imports, "report/predicted.py", "from farfield.theory import predictor"),
     (climbing_imports, "report/page.py", "from farfield.evaluation import rows"),
+    (climbing_imports, "report/page.py", "from farfield.evaluation.whole import write_text"),
+    (climbing_imports, "evaluation/rows.py", "from farfield.evaluation import whole"),
     (climbing_imports, "report/page.py", "from farfield.evaluation.rows import read_rows"),
     (climbing_imports, "report/page.py", "from farfield.report.claims import verdicts"),
     (climbing_imports, "study/grid.py", "from farfield import report"),
@@ -268,6 +316,10 @@ ALLOWED: list[tuple[Rule, str, str]] = [
     (foreign_imports, "theory/bounds.py", "import numpy as np\nfrom scipy import special"),
     (too_long, "cli/bench.py", "x = 1\n" * LONGEST),
     (undocumented, "cli/bench.py", "def _run():\n    return 1"),
+    (own_moves, "evaluation/whole.py", "os.replace(scratch, path)"),
+    (own_moves, "study/job.py", "os.replace(partial, folder)"),
+    (own_moves, "cli/bench.py", "name.replace('a', 'b')"),
+    (own_moves, "cli/bench.py", "dataclasses.replace(row, seed=1)"),
     (toothless_tests, "test_x.py", "def go():\n    assert run()\ndef test_runs():\n    go()"),
     (toothless_tests, "test_x.py", "def test_runs(page):\n    expect(page).to_have_title('x')"),
 ]

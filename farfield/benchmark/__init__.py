@@ -13,7 +13,18 @@ from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from farfield.benchmark import decode, iteration, layer, memory, peers, plan, pruned, rows, scaling
+from farfield.benchmark import (
+    decode,
+    diagnosis,
+    iteration,
+    layer,
+    memory,
+    peers,
+    plan,
+    pruned,
+    rows,
+    scaling,
+)
 from farfield.benchmark.plan import QUICK, Job, Setting, Sizes, Watch, Workload
 from farfield.benchmark.rows import LeftOut, Results, Row
 
@@ -22,11 +33,11 @@ if TYPE_CHECKING:
 
 SECTIONS: dict[str, Callable[[Setting], Sequence[Job | LeftOut]]] = {
     module.SECTION: module.jobs
-    for module in (layer, iteration, decode, scaling, pruned, peers, memory)
+    for module in (layer, iteration, decode, scaling, pruned, peers, memory, diagnosis)
 }
 """What can be measured: the name of each section, and what it consists of."""
 
-TRAINING = (iteration.SECTION, pruned.SECTION)
+TRAINING = (iteration.SECTION, pruned.SECTION, diagnosis.SECTION)
 """The sections that need a workload."""
 
 

@@ -31,8 +31,9 @@ class Sizes:
     """How large everything is. The defaults are those that targets are stated for.
 
     Units: lengths in tokens. `layer`, `pruned` and `memory` hold the lengths that are measured one
-    by one; `growth` the two that are compared. `context` is what a decoded token sees, `llama` the
-    layers of the model beside Llama, `train` the (batch, length) of its iteration.
+    by one; `growth` the two that are compared. `context` is what a decoded token sees and what is
+    diagnosed with `queries`, `llama` the layers of the model beside Llama, `train` the (batch,
+    length) of its iteration.
     """
 
     width: int = 256
@@ -48,6 +49,7 @@ class Sizes:
     train: tuple[int, int] = (4, 512)
     memory: tuple[int, ...] = (16384, 65536)
     memory_heads: int = 12
+    queries: int = 512
 
     @property
     def head_dim(self) -> int:
@@ -69,6 +71,7 @@ QUICK = Sizes(
     llama=2,
     train=(2, 128),
     memory=(4096, 8192),
+    queries=64,
 )
 """Everything runs, in a fraction of the time; nothing is held to a target."""
 

@@ -50,6 +50,7 @@ TARGETS = (
     Target("peers", "training iteration", 512, "Llama", 1.03, ("rope",)),
     Target("peers", "forward", 16384, "Llama", 1.03, ("rope",)),
     Target("peers", "one token", 16384, "Llama", 1.03, ("rope",)),
+    Target("diagnosis", "diagnosis", 16384, "evaluation", 3.0),
     Target("memory", "peak memory", 65536, "sdpa", 1.5, but=("sdpa",)),
     Target("memory", "growth from 16,384", 65536, "", 4.4, but=("sdpa",)),
     Target("memory", "growth from 4,096", 16384, "", 4.4, ("path, backward",)),

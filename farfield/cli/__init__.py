@@ -12,7 +12,7 @@ from typing import Annotated, Optional
 import typer
 
 from farfield.cli import bench, diagnose, listing, models, report, study, theory
-from farfield.cli.console import mistakes
+from farfield.cli.console import mistakes, tell
 
 app = typer.Typer(
     name="farfield",
@@ -34,6 +34,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without Greek shows ? and goes on
+    arguments = sys.argv[1:]
+    if "" in arguments:  # most likely a variable of the shell that isn't set
+        before = arguments[: arguments.index("")]
+        tell(f"farfield: what follows '{(before or ['farfield'])[-1]}' is empty; expected a value")
+        sys.exit(2)
     app()
 
 

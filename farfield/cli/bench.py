@@ -26,15 +26,18 @@ _QUICK_BUDGET, _BUDGET = 1.0, 5.0
 )
 def bench(
     recipe: Annotated[
-        str, typer.Argument(help="The recipe (name or .toml file) that `model` and `pruned` use.")
+        str,
+        typer.Argument(
+            help="The recipe (name or .toml file) that `model`, `pruned` and `diagnosis` use."
+        ),
     ] = "laptop",
     only: Annotated[
         list[str] | None,
         typer.Option(
             "--only",
             metavar="SECTION",
-            help="layer, model, decode, scaling, pruned, peers or memory; may be given several "
-            "times. [default: all]",
+            help="layer, model, decode, scaling, pruned, peers, memory or diagnosis; may be given "
+            "several times. [default: all]",
             show_default=False,
         ),
     ] = None,

@@ -34,7 +34,15 @@ def mistakes() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError) as error:
-        fail(" ".join(str(error).split()))
+        fail(" ".join(_words(error).split()))
+
+
+def _words(error: ValueError | OSError) -> str:
+    """What a person reads of a mistake: of the system's own, the file and what is wrong with it."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    what = error.strerror[0].lower() + error.strerror[1:]
+    return f"{error.filename}: {what}" if error.filename else what
 
 
 def fail(line: str) -> NoReturn:

@@ -34,12 +34,12 @@ def diagnose(
         ),
     ] = None,
     data: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="kjv; a file, folder or glob of .txt, .jsonl or "
-            ".parquet; or hub:NAME[:CONFIG[:SPLIT]]. [a study: its own]"
+            ".parquet; or hub:NAME[:CONFIG[:SPLIT]]. [default: kjv; of a study, its own]",
         ),
-    ] = "kjv",
+    ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +76,10 @@ def diagnose(
     train_length: Annotated[
         int | None, typer.Option(help="Training length, where the model doesn't say it.")
     ] = None,
-    split: Annotated[str, typer.Option(help="train, validation, test or all.")] = "test",
+    split: Annotated[
+        str | None,
+        typer.Option(help="train, validation, test or all. [default: test]", show_default=False),
+    ] = None,
     seeds: Annotated[
         str | None, typer.Option(metavar="0", help="Which seeds of a study. [default: all]")
     ] = None,
@@ -96,6 +99,11 @@ def diagnose(
         fail("expected either a MODEL or --study FOLDER")
     if model is not None and folder is None:
         fail("--out is missing; expected a folder for the rows and the page")
+    of_models = {"--out": folder, "--data": data, "--train-length": train_length, "--split": split}
+    of_studies = {"--seeds": seeds}
+    for option, given in (of_models if study is not None else of_studies).items():
+        if given is not None:
+            fail(f"{option} is for {'a MODEL' if study is not None else '--study'}; leave it out")
     with mistakes():
         from farfield.diagnosis import folders
         from farfield.study.job import quiet_libraries
@@ -109,13 +117,15 @@ def diagnose(
             heads=numbers(heads, "--heads"),
             intervene=_names(interventions),
             tokens=tokens,
-            split=split,
+            split=split or "test",
             dtype=dtype,
             device=device,
             kind=kind,
         )
         if model is not None and folder is not None:
-            folders.of_model(model, data, folder, options, train_length, stage=_telling(""))
+            folders.of_model(
+                model, data or "kjv", folder, options, train_length, stage=_telling("")
+            )
             made = [folder]
         else:
             assert study is not None

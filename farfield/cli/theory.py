@@ -189,6 +189,32 @@ def phase_diagram(
     _show(rows, picture, as_json)
 
 
+@commands.command(
+    epilog="Example:  farfield theory predict heads.jsonl --lengths 1024,16384 --picture heads.png"
+)
+def predict(
+    measurements: Annotated[
+        Path,
+        typer.Argument(
+            help="A .jsonl file, one head a line: near_window, lse_near, rho and ell or lambda; "
+            "slope or mean_gate; mean_power, noise_power and near_power for a ratio; points."
+        ),
+    ],
+    lengths: Annotated[str, typer.Option(help="Context lengths.")] = "1024,4096,16384,65536",
+    picture: Picture = None,
+    as_json: Json = False,
+) -> None:
+    """What heads that were measured at one length will do at others: far mass, SNR (T6)."""
+    with mistakes():
+        from farfield.report import predicted
+
+        at = numbers(lengths, "--lengths") or []
+        rows = predicted.predicted_rows(measurements, at)
+        if picture is not None:
+            predicted.predicted_picture(measurements, picture, max(at))
+    _show(rows, picture, as_json)
+
+
 @commands.command(epilog="Example:  farfield theory verify --seed 7 --only T5")
 def verify(
     seed: Annotated[int, typer.Option(help="With a check's name, names its generator.")] = 0,

@@ -21,7 +21,6 @@ Everything comes back as rows, and is written as a folder of them that a page ca
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,10 +34,12 @@ from farfield.diagnosis import assumptions, interventions, rows
 from farfield.diagnosis.engines import Far
 from farfield.diagnosis.measured import Measured, Settings, measure
 from farfield.diagnosis.prediction import controls_of, facts_of, predicted_rows
+from farfield.diagnosis.probe import positions
 from farfield.diagnosis.samples import Samples, sample
 from farfield.diagnosis.sampling import Sampling
 from farfield.diagnosis.transport import Row, Transports, measure_transports
-from farfield.evaluation.plan import LadderSettings
+from farfield.evaluation import whole
+from farfield.evaluation.plan import LadderSettings, make_plan
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]
@@ -103,8 +104,9 @@ class Diagnosis:
                 if old != kind or not self.tables.get(table):
                     (out / f"{table}.{old}").unlink(missing_ok=True)
             if self.tables.get(table):
-                _write(out / f"{table}.{kind}", table, self.tables[table])
-        _replace(out / FACTS, json.dumps(self.facts, indent=1, ensure_ascii=False) + "\n")
+                write = rows.write_rows if table == "attention" else rows.write_table
+                write(out / f"{table}.{kind}", self.tables[table])
+        whole.write_text(out / FACTS, json.dumps(self.facts, indent=1, ensure_ascii=False) + "\n")
         return out
 
 
@@ -138,8 +140,15 @@ def diagnose(
     far key, and as `observe`, `measure_transports` and `interventions.run` do.
     """
     changed = interventions.chosen(model, intervene)
-    chosen = _lengths(lengths, train_length, len(stream))
+    known = positions(model, torch.from_numpy(stream.block(0, min(16, len(stream))))[None])
+    chosen = _lengths(lengths, train_length, len(stream), known)
     windows = _windows(near_windows, train_length, chosen[-1])
+    ladder = LadderSettings(
+        lengths=tuple(chosen), tokens=chosen[-1] if tokens is None else tokens,
+        protocols=("windows",),
+    )  # fmt: skip
+    if changed:
+        make_plan(ladder, len(stream), train_length, known)
     run = _Run(
         model, stream, train_length, chosen, windows, name, queries, layers, heads,
         stage or (lambda _: None),
@@ -153,7 +162,7 @@ def diagnose(
     tables = _tables(found, samples, at_base, at_length, run)
     if changed:
         far = _far(windows, train_length, at_base)
-        tables["interventions"] = run.interventions(changed, far, seed, tokens or chosen[-1])
+        tables["interventions"] = run.interventions(changed, far, seed, ladder)
     facts = run.facts(found, tables) | {
         "seed": seed,
         "seconds_measuring": round(measuring, 1),
@@ -237,10 +246,11 @@ class _Run:
             sampling=Sampling("stratified", self.queries), layers=self.layers, heads=self.heads,
         )  # fmt: skip
 
-    def interventions(self, names: Sequence[str], far: Far, seed: int, tokens: int) -> list[Row]:
+    def interventions(
+        self, names: Sequence[str], far: Far, seed: int, ladder: LadderSettings
+    ) -> list[Row]:
         """The ladder under each."""
         self.begin(f"interventions on keys beyond {far.near_window:,} tokens")
-        ladder = LadderSettings(lengths=tuple(self.lengths), tokens=tokens, protocols=("windows",))
         return interventions.run(
             self.model, self.stream, ladder, far, mechanism=self.name, seed=seed, names=names
         )
@@ -273,10 +283,18 @@ class _Run:
         return ids.to(next(self.model.parameters()).device)
 
 
-def _lengths(lengths: Sequence[int] | None, train_length: int, tokens: int) -> list[int]:
+def _lengths(
+    lengths: Sequence[int] | None, train_length: int, tokens: int, known: int | None
+) -> list[int]:
+    """`known` positions that the model has, None for any number."""
+    if known is not None and known < max([train_length, *(lengths or ())]):
+        what = f"the longest length is {max(lengths)}" if lengths else f"L₀ is {train_length}"
+        raise ValueError(
+            f"{what}, and the model has {known} absolute positions; expected at most as many"
+        )
     if lengths is None:
         chosen = [train_length * 2**n for n in range(8)]
-        fitting = [length for length in chosen if length < tokens]
+        fitting = [n for n in chosen if n < tokens and (known is None or n <= known)]
         if not fitting:
             raise ValueError(
                 f"the text has {tokens} tokens; expected more than the training length "
@@ -295,11 +313,20 @@ def _lengths(lengths: Sequence[int] | None, train_length: int, tokens: int) -> l
 
 
 def _windows(given: Sequence[int] | None, train_length: int, longest: int) -> tuple[int, ...]:
-    chosen = given or (max(1, train_length // 8), max(2, train_length // 4), train_length)
-    fitting = tuple(sorted({window for window in chosen if window < longest}))
+    if given is not None:
+        wrong = [window for window in given if not 1 <= window < longest]
+        if wrong or not given:
+            raise ValueError(
+                f"near_windows are {list(given)}; expected some from 1 to {longest - 1}, below the "
+                "longest length"
+            )
+        return tuple(sorted(set(given)))
+    chosen = {max(1, train_length // 8), max(2, train_length // 4), train_length}
+    fitting = tuple(sorted(window for window in chosen if window < longest))
     if not fitting:
         raise ValueError(
-            f"near_windows are {sorted(chosen)}; expected one below the longest length {longest}"
+            f"no near window of ⅛, ¼ or 1 training lengths of {train_length} is below the longest "
+            f"length {longest}; expected longer lengths, or near_windows"
         )
     return fitting
 
@@ -345,24 +372,3 @@ def _tables(
         ),
         "assumptions": checked,
     }  # fmt: skip
-
-
-def _write(path: Path, table: str, found: list[Row]) -> None:
-    if table == "attention":
-        rows.write_rows(path, found)
-    elif path.suffix == ".jsonl":
-        lines = (json.dumps(row, allow_nan=False, ensure_ascii=False) for row in found)
-        _replace(path, "".join(f"{line}\n" for line in lines))
-    else:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
-        pq.write_table(pa.Table.from_pylist(found), scratch)
-        os.replace(scratch, path)
-
-
-def _replace(path: Path, text: str) -> None:
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.part")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from farfield.data import Splits, load_corpus
@@ -11,7 +12,13 @@ from farfield.diagnosis import own
 from farfield.diagnosis.diagnose import FORMATS, Diagnosis, Stage, diagnose
 from farfield.diagnosis.engines import check_names
 from farfield.diagnosis.interventions import chosen
-from farfield.evaluation.pretrained import SPLITS, load_model, resolve_train_length
+from farfield.evaluation.pretrained import (
+    SPLITS,
+    check_name,
+    load_config,
+    load_model,
+    resolve_train_length,
+)
 
 if TYPE_CHECKING:
     from farfield.data import TokenStream
@@ -37,9 +44,8 @@ class Options:
     kind: str = "jsonl"
 
     def __post_init__(self) -> None:
-        for what, name, known in (("split", self.split, SPLITS), ("format", self.kind, FORMATS)):
-            if name not in known:
-                raise ValueError(f"{what} {name!r}: expected one of {', '.join(known)}")
+        check_name("split", self.split, SPLITS)
+        check_name("format", self.kind, FORMATS)
         check_names(self.intervene or ())
 
 
@@ -59,6 +65,7 @@ def of_model(
     Raises: OSError and ValueError as `load_model`, `load_corpus` and `diagnose`.
     """
     options = options or Options()
+    load_config(Path(model_folder))  # a folder without a model is refused before a text is read
     splits = Splits(0.0, 0.0, 1.0) if options.split == "all" else Splits()
     corpus = load_corpus(data, str(model_folder), splits=splits)
     stream = getattr(corpus, "test" if options.split == "all" else options.split)
@@ -75,6 +82,7 @@ def of_stream(
     stage: Stage | None = None,
 ) -> Diagnosis:
     """The same on tokens that are there already. Raises: as `of_model`."""
+    _check_destination(Path(out))
     model = load_model(model_folder, dtype=options.dtype, device=options.device)
     config = model.config
     found = diagnose(
@@ -94,6 +102,18 @@ def of_stream(
     )
     found.write(out, options.kind)
     return found
+
+
+def _check_destination(out: Path) -> None:
+    """Before the work, not after it: can a folder be made here, and files in it?"""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"{out}: is a file; expected a folder to write into")
+    there = next(path for path in (out, *out.parents) if path.exists())
+    try:
+        with TemporaryDirectory(dir=there):
+            pass
+    except OSError as error:
+        raise ValueError(f"{out}: can't be written: {error.strerror}") from None
 
 
 def check_served(model_folder: str | Path, options: Options) -> None:

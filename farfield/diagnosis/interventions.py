@@ -58,7 +58,7 @@ def chosen(model: Any, names: Sequence[str] | None) -> tuple[str, ...]:
             f"intervention {refused[0]!r} takes far keys apart, and this model's steps contract; "
             f"expected some of {', '.join(takes)}"
         )
-    return tuple(names)
+    return tuple(dict.fromkeys(names))
 
 
 @contextmanager

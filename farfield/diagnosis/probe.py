@@ -102,7 +102,8 @@ def check_equal(model: Any, ids: Tensor) -> float:
         seen = _hidden(model, ids)
     with transformers_probe.eager(model):
         expected = _hidden(model, ids)
-    difference = (seen - expected).double().norm(dim=-1) / expected.double().norm(dim=-1)
+    norm = expected.double().norm(dim=-1)
+    difference = (seen - expected).double().norm(dim=-1) / torch.where(norm > 0, norm, 1.0)
     exact = TOLERANCE[expected.dtype] <= 1e-5
     error = float(difference.max() if exact else difference.median())
     if not error <= TOLERANCE[expected.dtype]:
@@ -158,10 +159,10 @@ def _run(
 
 
 def _check_input(model: Any, ids: Tensor, mask: Tensor | None, feed: int | None) -> None:
-    if ids.ndim != 2 or ids.dtype != torch.int64 or ids.shape[1] < 2:
+    if ids.ndim != 2 or ids.dtype != torch.int64 or ids.shape[0] < 1 or ids.shape[1] < 2:
         raise ValueError(
             f"ids are {ids.dtype} of shape {list(ids.shape)}; expected int64 [texts, tokens], with "
-            "at least 2 tokens"
+            "at least one text of 2 tokens"
         )
     if feed is not None and feed < 1:
         raise ValueError(f"feed is {feed}; expected at least 1 token")
@@ -180,13 +181,29 @@ def _check_input(model: Any, ids: Tensor, mask: Tensor | None, feed: int | None)
         raise ValueError(f"attention_mask is of shape {list(mask.shape)}; expected that of ids")
     if bool((mask.bool().long().diff(dim=-1).abs().sum(-1) > 1).any()):
         raise ValueError("attention_mask has padding between tokens; expected it at one end")
+    empty = (~mask.bool().any(-1)).nonzero().flatten().tolist()
+    if empty:
+        raise ValueError(f"attention_mask hides all of text {empty[0]}; expected a token in each")
+
+
+def positions(model: Any, ids: Tensor) -> int | None:
+    """How many absolute positions a model has, seen when it reads the text; None: any number.
+
+    Shapes: ids int64 [B, T]. Raises: ValueError for a text or weights as `observe` does.
+    """
+    _check_input(model, ids, None, None)
+    with undisturbed(model):
+        return _positions(model, ids)
+
+
+def _positions(model: Any, ids: Tensor) -> int | None:
+    known = adapters.positions(model)
+    return Scorer(model, ids[0, :16].cpu().numpy()).positions if known is None else known
 
 
 def _check_positions(model: Any, ids: Tensor) -> None:
     """Past the end of a table of positions there is an index error, or nonsense."""
-    known = adapters.positions(model)
-    if known is None:
-        known = Scorer(model, ids[0, :16].cpu().numpy()).positions
+    known = _positions(model, ids)
     if known is not None and ids.shape[1] > known:
         raise ValueError(
             f"the text has {ids.shape[1]} tokens, and {model.config.model_type} has {known} "

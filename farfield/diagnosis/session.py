@@ -45,7 +45,7 @@ class Tokens:
 class Session:
     """One run of a model: which layers and heads are looked at (None: all), and what was seen.
 
-    Raises: ValueError for a layer that the model doesn't have.
+    Raises: ValueError for a layer that the model doesn't have, and for a choice of nothing.
     """
 
     model: Any
@@ -59,6 +59,9 @@ class Session:
         self.decoder = decoder_layers(self.model)
         self.current: int | None = None
         self.forwards = 0
+        for what, some in (("layers", self.layers), ("heads", self.heads)):
+            if some is not None and not some:
+                raise ValueError(f"{what} are none at all; expected at least one, or None for all")
         wrong = sorted(set(self.layers or ()) - set(range(len(self.decoder))))
         if wrong:
             raise ValueError(f"layer {wrong[0]}: the model has layers 0 to {len(self.decoder) - 1}")
@@ -87,7 +90,7 @@ class Session:
         wrong = sorted(set(self.heads) - set(range(heads)))
         if wrong:
             raise ValueError(f"head {wrong[0]}: layer {self.current} has heads 0 to {heads - 1}")
-        return tuple(self.heads)
+        return tuple(dict.fromkeys(self.heads))
 
     def called(self) -> int:
         """Count a call; returns the layer at work.

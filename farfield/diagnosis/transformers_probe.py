@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-from farfield.diagnosis.session import Session
+from farfield.diagnosis.session import Session, Tokens
 from farfield.diagnosis.tiles import Attended, DotProducts, grouped
 
 _BLOCK = 256
@@ -326,7 +326,7 @@ def _attended(
         first=mask.kv_offset,
         scores=DotProducts(grouped(query, groups), key, softmax.scale, softmax.cap),
         values=value,
-        visible=lambda rows: _checked(mask, rows, tokens.position),
+        visible=lambda rows: _checked(mask, rows, tokens),
         position=tokens.position,
         heads=heads,
         real=tokens.real,
@@ -334,15 +334,18 @@ def _attended(
     )
 
 
-def _checked(mask: Mask, rows: Tensor, position: Tensor) -> Tensor:
+def _checked(mask: Mask, rows: Tensor, tokens: Tokens) -> Tensor:
     """What the rows see. Raises: ValueError where that is a later token, or another document's."""
     seen = mask.rows(rows)
     key = torch.arange(mask.keys, device=rows.device)
     own = (rows + mask.q_offset - mask.kv_offset).unsqueeze(-1)
-    if mask.by_vmap and bool((seen & (key > own)).any()):
+    if bool((seen & (key > own)).any()):
         raise ValueError("a query sees a later token; expected causal attention")
-    begin = own - position.to(rows.device)[:, rows + mask.q_offset].unsqueeze(-1)
-    if bool((begin > 0).any()) and bool((seen & (key < begin)).any()):
+    begin = own - tokens.position.to(rows.device)[:, rows + mask.q_offset].unsqueeze(-1)
+    other = seen & (key < begin)
+    if tokens.real is not None:  # what padding sees nobody reads
+        other = other & tokens.real.to(rows.device)[:, rows + mask.q_offset].unsqueeze(-1)
+    if bool(other.any()):
         raise ValueError(
             "a query sees another document than its own: this architecture doesn't keep packed "
             "documents apart; expected them as rows of a batch"

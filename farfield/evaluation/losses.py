@@ -101,7 +101,10 @@ class Scorer:
 
     def _model_logits(self, ids: Tensor, keep: int = 0) -> Tensor:
         options = _accepted(self.model, use_cache=False, logits_to_keep=keep)
-        logits: Tensor = self.model(input_ids=ids, **options).logits
+        logits: Tensor | None = getattr(self.model(input_ids=ids, **options), "logits", None)
+        if logits is None:
+            name = type(self.model).__name__
+            raise ValueError(f"{name} gives no logits; expected a causal language model")
         return logits[:, -keep:]
 
     def _replay(self, hidden: Tensor) -> Tensor:

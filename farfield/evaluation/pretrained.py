@@ -53,9 +53,9 @@ def run(
     """
     out = Path(out)
     _check_destination(out)
-    _check_name("split", split, SPLITS)
+    check_name("split", split, SPLITS)
     scalings = check_scalings(scaling)
-    config = _load_config(Path(model_folder))
+    config = load_config(Path(model_folder))
     length = resolve_train_length(config, train_length)
     if config.model_type == "farfield":
         for rule in scalings:
@@ -86,9 +86,9 @@ def load_model(model_folder: str | Path, *, dtype: str | None = None, device: st
     or when weights are missing (it would fill them with random numbers).
     """
     folder = Path(model_folder)
-    _load_config(folder)
+    load_config(folder)
     if dtype is not None:
-        _check_name("dtype", dtype, DTYPES)
+        check_name("dtype", dtype, DTYPES)
     loader: Any = AutoModelForCausalLM
     try:
         model, found = loader.from_pretrained(
@@ -151,7 +151,8 @@ def positions_path(out: Path) -> Path:
     return out.with_name(f"{out.stem}.positions.jsonl")
 
 
-def _load_config(folder: Path) -> Any:
+def load_config(folder: Path) -> Any:
+    """The configuration of a model folder. Raises: as `load_model`."""
     if not (folder / "config.json").is_file():
         raise FileNotFoundError(f"{folder}: no model there; expected a folder with a config.json")
     try:
@@ -187,7 +188,8 @@ def _check_destination(out: Path) -> None:
             probe.unlink(missing_ok=True)
 
 
-def _check_name(what: str, name: str, known: tuple[str, ...]) -> None:
+def check_name(what: str, name: str, known: tuple[str, ...]) -> None:
+    """Raises ValueError, naming the nearest, for a name that isn't known."""
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -24,6 +24,7 @@ TITLES = {
     "pruned": "Stopping where a potential has left nothing",
     "peers": "Beside other models of the same shape",
     "memory": "Peak memory",
+    "diagnosis": "Diagnosing a model, beside evaluating it",
 }
 BADGES = {"met": ("holds", "✓"), "not met": ("fails", "✕"), "straddles": ("undecided", "~")}
 """How each verdict is marked: the style of the claims' badges, and their sign."""

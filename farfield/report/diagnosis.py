@@ -7,8 +7,6 @@ Both are drawn from the rows in a folder alone. A study keeps the diagnosis of r
 from __future__ import annotations
 
 import json
-import math
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import resources
@@ -19,6 +17,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from farfield.evaluation.whole import write_text
 from farfield.report import diagnosis_figures as figures
 from farfield.report import diagnosis_words as words
 from farfield.report.diagnosis_rows import (
@@ -33,7 +32,7 @@ from farfield.report.diagnosis_rows import (
     read,
 )
 from farfield.report.palette import inks
-from farfield.report.wording import MISSING, integer, number, ratio, spoken
+from farfield.report.wording import MISSING, exp, integer, number, ratio, spoken
 
 PAGE = "report.html"
 FOLDER = "diagnosis"
@@ -60,12 +59,7 @@ def write(folder: Path | str) -> Path:
     """
     found = read(Path(folder))
     page = found.folder / PAGE
-    partial = page.with_name(f".{PAGE}.{os.getpid()}.partial")
-    try:
-        partial.write_text(_rendered("diagnosis.html.j2", _content(found)), encoding="utf-8")
-        os.replace(partial, page)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_text(page, _rendered("diagnosis.html.j2", _content(found)))
     return page
 
 
@@ -191,7 +185,7 @@ def _study_cells(found: Found) -> Cells:
         (ratio(times), ""),
         (ratio(masked / base) if masked and base else MISSING, ""),
         (words.percent(mass[-1][1]), words.percent(mass[0][1])) if mass else (MISSING, ""),
-        (f"{number(math.exp(change))}×" if change is not None else MISSING, ""),
+        (f"{number(exp(change))}×" if change is not None else MISSING, ""),
         (words.percent(left[1]) if left else MISSING, ""),
         (f"{number(min(memories))} – {number(max(memories))}" if memories else MISSING, ""),
         (number(told.error, 2), number(told.guesses[told.best], 2)) if told else (MISSING, ""),

@@ -17,7 +17,7 @@ from farfield.report.diagnosis_rows import (
     perplexities,
     strongest,
 )
-from farfield.report.wording import integer, listed, number, ratio, spoken
+from farfield.report.wording import exp, integer, listed, number, ratio, spoken
 
 FAILS = 1.1
 """A perplexity at the longest length of so many times that at L₀ is called a failure here."""
@@ -80,7 +80,7 @@ def summary(found: Found) -> list[str]:
     """The sentences, in the order of an explanation."""
     makers: tuple[Callable[[Found], str | None], ...] = (
         _outcome, _cause, _remedies, _weights, _keys, _transport, _moved, _gates, _foresight,
-        _bounds,
+        _bounds, _unseen,
     )  # fmt: skip
     return [text for maker in makers if (text := maker(found))]
 
@@ -220,7 +220,7 @@ def _keys(found: Found) -> str | None:
     change = mean_of(rows, "value", lambda _: True)
     if change is None:
         return None
-    times = math.exp(change)
+    times = exp(change)
     held = sum(row["holds"] for row in rows)
     many = f"(in {held} of {len(rows)} heads it stays what it was)"
     if abs(change) < 0.25:
@@ -346,6 +346,14 @@ def broken_assumptions(found: Found) -> list[str]:
         if rows and sum(row["holds"] for row in rows) < len(rows) / 2:
             broken.append(ASSUMPTIONS[name])
     return broken
+
+
+def _unseen(found: Found) -> str | None:
+    absent = found.facts.get("not_measured")
+    if not absent:
+        return None
+    which = [f"{layer} ({why})" for layer, why in absent.items()]
+    return f"Layers without softmax attention were not measured: {', '.join(which)}."
 
 
 def _bounds(found: Found) -> str | None:

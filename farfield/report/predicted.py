@@ -94,6 +94,29 @@ def predicted_curve(row: Mapping[str, Any], lengths: Sequence[float]) -> Curve:
     )  # fmt: skip
 
 
+def predicted_rows(file: Path | str, lengths: Sequence[float]) -> list[dict[str, Any]]:
+    """What the measurements of each row of a file predict at each length: a row each.
+
+    `snr` is None without powers of values. Raises: ValueError as `predicted_curve`, for a length
+    below 1 and a file without rows; OSError.
+    """
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"lengths are {list(lengths)}; expected at least one, all of 1 or more")
+    rows = read_measurements(file)
+    if not rows:
+        raise ValueError(f"{file} has no rows; expected one for each head")
+    found = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            curve = predicted_curve(row, lengths)
+        except ValueError as error:
+            raise ValueError(f"{file}, row {number}: {error}") from None
+        snr = [None] * len(lengths) if curve.snr is None else curve.snr.tolist()
+        for n, mass, ratio in zip(lengths, curve.far_mass.tolist(), snr, strict=True):
+            found.append({"head": curve.name, "length": n, "far_mass": mass, "snr": ratio})
+    return found
+
+
 def _weights(row: Mapping[str, Any], blocks: int) -> tuple[float, float]:
     if "ell" in row:
         return float(row["ell"]), float(row.get("ell2", 2 * row["ell"]))

@@ -24,6 +24,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.{min(decimals, 6)}f}".replace("-", "−")
 
 
+def exp(value: float) -> float:
+    """e^value, or infinity where no number is that large."""
+    return math.exp(value) if value < 700 else math.inf
+
+
 def ratio(value: float | None) -> str:
     """A ratio; near one its third decimal counts: 0.983, 1.052, 12.4."""
     if value is not None and 0.1 <= value < 2:

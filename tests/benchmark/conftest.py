@@ -23,6 +23,7 @@ TINY = Sizes(
     train=(2, 24),
     memory=(64, 128),
     memory_heads=2,
+    queries=8,
 )
 
 SMALL = """

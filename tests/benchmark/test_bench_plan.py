@@ -1,7 +1,7 @@
 """What fits into the time, how it is shared out, and what the rows are held to."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -138,6 +138,7 @@ def test_quick_sizes_are_held_to_nothing() -> None:
         "pruned": QUICK.pruned,
         "peers": (QUICK.context, QUICK.train[1]),
         "memory": QUICK.memory,
+        "diagnosis": (QUICK.context,),
     }
     growths = {
         ("scaling", QUICK.growth[0], QUICK.growth[1]),
@@ -153,7 +154,7 @@ def test_quick_sizes_are_held_to_nothing() -> None:
             assert one.tokens not in quick[one.section]
 
 
-def test_results_round_trip_through_their_file(tmp_path: Path) -> None:
+def test_the_file_holds_what_the_results_say(tmp_path: Path) -> None:
     results = Results(
         rows.machine(2, ["layer"], 60.0, False),
         (row(low=0.9, high=1.1, target=1.2, verdict="met", note="β"), row(ratio=None)),
@@ -163,18 +164,9 @@ def test_results_round_trip_through_their_file(tmp_path: Path) -> None:
     results.write(file)
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
     value = json.loads(file.read_text(encoding="utf-8"))
-    assert Results.from_json(value) == results
+    assert value == {"version": rows.VERSION, **json.loads(json.dumps(asdict(results)))}
     assert {"processor", "threads", "torch", "date", "load"} <= set(value["machine"])
     assert {"median", "ratio", "low", "high", "target", "verdict", "seed"} <= set(value["rows"][0])
-
-
-@pytest.mark.parametrize(
-    "value",
-    [None, [], {}, {"version": 2}, {"version": 1}, {"version": 1, "machine": {}, "rows": [{}]}],
-)
-def test_other_json_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match="bench"):
-        Results.from_json(value)
 
 
 def test_a_result_that_is_not_finite_is_not_written_as_a_number(tmp_path: Path) -> None:

@@ -149,6 +149,14 @@ def test_a_model_that_is_given_is_not_trained_again(setting: Setting, tmp_path: 
         pruned.jobs(other)
 
 
+def test_a_diagnosis_is_over_an_evaluation(setting: Setting) -> None:
+    rows, out = measured("diagnosis", setting)
+    assert out == []
+    assert [row.case for row in rows] == ["rope", "alibi", "random_iid+v"]
+    assert {(row.baseline, row.tokens) for row in rows} == {("evaluation", setting.sizes.context)}
+    assert "8 queries" in rows[0].sizes
+
+
 def test_peers_have_our_shape(setting: Setting) -> None:
     rows, out = measured("peers", setting)
     over = {(row.measure, row.baseline) for row in rows}

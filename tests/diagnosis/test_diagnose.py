@@ -153,5 +153,55 @@ def test_mistakes_are_named() -> None:
         diagnose(model, stream(), [64], train_length=L0, name="rope", near_windows=[20])
     with pytest.raises(ValueError, match="did you mean 'far_frame'"):
         diagnose(model, stream(), [64], train_length=L0, name="rope", intervene=("far_frames",))
+    with pytest.raises(ValueError, match=r"near_windows are \[4, 64\]; expected some from 1 to 63"):
+        diagnose(model, stream(), [64], train_length=L0, name="rope", near_windows=[4, 64])
+    with pytest.raises(ValueError, match=r"no near window of .* 999 is below the"):
+        diagnose(model, stream(), [64], train_length=999, name="rope")
+    with pytest.raises(ValueError, match="layers are none at all; expected at least one"):
+        diagnose(model, stream(), [64], train_length=L0, name="rope", layers=[])
+    with pytest.raises(ValueError, match="heads are none at all; expected at least one"):
+        diagnose(model, stream(), [64], train_length=L0, name="rope", heads=[])
     with pytest.raises(ValueError, match="layer 7"):
         diagnose(model, stream(), [64], train_length=L0, name="rope", layers=[7])
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"tokens": 0}, "ladder tokens = 0"),
+        ({"tokens": 3}, "longer than the 3 tokens to score"),
+        ({"near_windows": [0, 8]}, r"near_windows are \[0, 8\]"),
+        ({"near_windows": []}, r"near_windows are \[\]"),
+    ],
+)
+def test_what_can_be_refused_at_once_is_refused_at_once(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        diagnose(
+            build("rope"), stream(), [64], train_length=L0, name="rope",
+            stage=lambda what: pytest.fail(f"{what} was begun"), **asked,
+        )  # fmt: skip
+
+
+def test_lengths_keep_to_the_positions_that_there_are() -> None:
+    from zoo import build as other
+
+    model, begun = other("gpt2"), []  # 400 positions
+    found = diagnose(model, stream(), train_length=50, name="gpt2", queries=8, stage=begun.append)
+    assert found.facts["lengths"] == [50, 100, 200, 400]
+    begun.clear()
+    with pytest.raises(ValueError, match="longest length is 401, and the model has 400 absolute"):
+        diagnose(model, stream(), [401], train_length=50, name="gpt2", stage=begun.append)
+    with pytest.raises(ValueError, match="L₀ is 500, and the model has 400 absolute positions"):
+        diagnose(model, stream(), train_length=500, name="gpt2", stage=begun.append)
+    assert begun == []
+
+
+def test_what_is_asked_for_twice_is_done_once() -> None:
+    options: Any = {"train_length": L0, "name": "rope", "queries": 8}
+    once = diagnose(build("rope"), stream(), [64], layers=[0], heads=[1], intervene=("alibi",),
+                    **options)  # fmt: skip
+    twice = diagnose(build("rope"), stream(), [64], layers=[0, 0], heads=[1, 1],
+                     intervene=("alibi", "alibi"), **options)  # fmt: skip
+    assert {name: len(rows) for name, rows in twice.tables.items()} == {
+        name: len(rows) for name, rows in once.tables.items()
+    }

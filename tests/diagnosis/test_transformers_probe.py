@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    BertConfig,
+    BertLMHeadModel,
+    BertModel,
+    DynamicCache,
+)
 from zoo import CONFIGS, WINDOW, build, text
 
 from farfield.diagnosis import Sampling, observe, transformers_probe
@@ -283,3 +290,45 @@ def test_positions_of_documents() -> None:
     real = torch.tensor([[0, 0, 1, 1, 1]]).bool()
     assert document_positions(None, real, 5).tolist() == [[0, 0, 0, 1, 2]]
     assert document_positions(None, None, 3).tolist() == [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("length", [40, 300])
+def test_an_encoder_is_no_causal_model(length: int) -> None:
+    """Its mask goes through the same interface, and lets queries see later tokens."""
+    sizes: Any = {"vocab_size": 97, "hidden_size": 32, "num_hidden_layers": 2}
+    config = BertConfig(**sizes, num_attention_heads=4, intermediate_size=48)
+    torch.manual_seed(0)
+    model = BertLMHeadModel(config).eval()
+    with pytest.raises(ValueError, match="a query sees a later token; expected causal attention"):
+        observe(model, text(1, length), lambda chunk: chunk.log_sum_exp(), sampling=EVERY)
+    with pytest.raises(ValueError, match="BertModel gives no logits; expected a causal language"):
+        observe(BertModel(config).eval(), text(1, length), lambda chunk: None)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral", "gemma3"])
+def test_padding_on_the_right_changes_nothing(name: str) -> None:
+    model, ids = build(name), text(2, 60)
+    mask = torch.ones_like(ids)
+    mask[1, 41:] = 0
+    both_texts = weights_shown(model, ids, attention_mask=mask)
+    for layer, weights in weights_shown(model, ids[1:, :41]).items():
+        torch.testing.assert_close(both_texts[layer][1:, :, :41, :41], weights, rtol=0.0, atol=1e-5)
+
+
+def test_texts_without_tokens_are_refused() -> None:
+    model, ids = build("llama"), text(2, 20)
+    with pytest.raises(ValueError, match=r"shape \[0, 20\]; .* at least one text of 2 tokens"):
+        observe(model, ids[:0], lambda chunk: None)
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    with pytest.raises(ValueError, match="hides all of text 1; expected a token in each"):
+        observe(model, ids, lambda chunk: None, attention_mask=mask)
+
+
+def test_weights_that_are_all_zero_are_weights() -> None:
+    model = build("llama")
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+    shown = weights_shown(model, text(1, 10))
+    torch.testing.assert_close(shown[0][0, 0, 9], torch.full((10,), 0.1))
