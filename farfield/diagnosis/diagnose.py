@@ -37,7 +37,13 @@ from farfield.diagnosis.prediction import controls_of, facts_of, predicted_rows
 from farfield.diagnosis.probe import positions
 from farfield.diagnosis.samples import Samples, sample
 from farfield.diagnosis.sampling import Sampling
-from farfield.diagnosis.transport import Row, Transports, measure_transports
+from farfield.diagnosis.transport import (
+    Row,
+    Transports,
+    lag_ladder,
+    measure_transports,
+    watching,
+)
 from farfield.evaluation import whole
 from farfield.evaluation.plan import LadderSettings, make_plan
 
@@ -156,8 +162,8 @@ def diagnose(
     clock = time.monotonic()
     # What is refused is refused first, on texts of the training length.
     samples = run.samples()
-    at_base, at_length = run.transports()
-    found = run.attention(at_base)
+    at_base = run.transports(run.base)
+    found, at_length = run.attention(at_base)
     measuring = time.monotonic() - clock
     tables = _tables(found, samples, at_base, at_length, run)
     if changed:
@@ -224,27 +230,34 @@ class _Run:
             heads=self.heads,
         )  # fmt: skip
 
-    def transports(self) -> tuple[Transports, Transports]:
-        """Transports in texts of L₀ tokens, and in longer ones; empty for others' models."""
+    def transports(self, ids: Tensor) -> Transports:
+        """Transports in texts [texts, tokens]; none in others' models."""
         if not self.ours:
-            return Transports(), Transports()
-        self.begin("transports")
-        longer = self._texts(min(self.lengths[-1], LAG_TOKENS), LAG_TOKENS)
-        at_base, at_length = (
-            measure_transports(self.model, ids, train_length=self.train_length, layers=self.layers)
-            for ids in (self.base, longer)
+            return Transports()
+        self.begin(f"transports at {ids.shape[1]:,} tokens")
+        return measure_transports(
+            self.model, ids, train_length=self.train_length, layers=self.layers
         )
-        return at_base, at_length
 
-    def attention(self, known: Transports) -> Measured:
-        """Rows of every context up to the longest; with the rates that are known, T4″ as well."""
-        longest = self.lengths[-1]
+    def attention(self, known: Transports) -> tuple[Measured, Transports]:
+        """Rows of every context up to the longest, with T4″ where rates are known; transports at
+        length, in the same run where it isn't longer than they need."""
+        longest, found, within = self.lengths[-1], Transports(), None
+        if longest > LAG_TOKENS:
+            found = self.transports(self._texts(LAG_TOKENS, LAG_TOKENS))
+        elif self.ours:
+            within = watching(
+                self.model, found, lag_ladder(longest), train_length=self.train_length,
+                layers=self.layers,
+            )  # fmt: skip
         self.begin(f"attention at {longest:,} tokens")
         settings = Settings(self.windows, rho=_rates(known, self.query_heads) or None)
-        return measure(
+        measured = measure(
             self.model, self._texts(longest, longest), name=self.name, settings=settings,
             sampling=Sampling("stratified", self.queries), layers=self.layers, heads=self.heads,
+            within=within,
         )  # fmt: skip
+        return measured, found
 
     def interventions(
         self, names: Sequence[str], far: Far, seed: int, ladder: LadderSettings

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +87,7 @@ def measure(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     feed: int | None = None,
+    within: AbstractContextManager[Any] | None = None,
 ) -> Measured:
     """Run a model on texts and measure each selected layer and head at each context length.
 
@@ -111,6 +113,7 @@ def measure(
         attention_mask=attention_mask,
         position_ids=position_ids,
         feed=feed,
+        within=within,
     )
     rows = kept.rows(identity(name, model, ids, sample))
     return Measured(rows, coverage, kept.checked)

@@ -7,7 +7,7 @@ an architecture isn't on it, through a named adapter. What can't be measured is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,12 +49,14 @@ def observe(
     attention_mask: Tensor | None = None,
     position_ids: Tensor | None = None,
     feed: int | None = None,
+    within: AbstractContextManager[Any] | None = None,
 ) -> Coverage:
     """Run a model on texts and show the attention of sampled queries, chunk by chunk, to `visit`.
 
     `layers` and `heads` (query heads) None: all. A text may be padded at either end, or hold packed
     documents (`position_ids` start again at each). `feed` tokens at a time go through the model's
-    own cache (None: all at once), which bounds what its other layers need.
+    own cache (None: all at once), which bounds what its other layers need. `within` is entered
+    around the run itself, for what else is to be read of it.
 
     Shapes: ids int64 [B, T], attention_mask [B, T], position_ids [B or 1, T].
     Raises: ValueError for a text the model can't read, weights that are not finite, a model whose
@@ -68,7 +70,7 @@ def observe(
     with undisturbed(model):
         _check_positions(model, ids)
         session = Session(model, tokens, visit, layers, heads)
-        with _source(model, session, ids) as options:
+        with _source(model, session, ids) as options, within or nullcontext():
             _run(model, ids, attention_mask, position_ids, _feed(model, feed), options)
         absent = session.missing()
     measured = [n for n in range(len(session.decoder)) if n not in absent]

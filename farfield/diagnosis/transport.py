@@ -81,23 +81,43 @@ def measure_transports(
     Shapes: ids int64 [texts, tokens]. Units: lags (default: `lag_ladder`) in tokens.
     Raises: ValueError for a model that is not ours, fewer than 4 tokens, a layer that isn't there.
     """
+    if ids.ndim != 2 or ids.shape[1] < 4:
+        raise ValueError(f"ids are of shape {list(ids.shape)}; expected [texts, at least 4 tokens]")
+    found = Transports()
+    wanted = list(lags) if lags is not None else lag_ladder(ids.shape[1])
+    with undisturbed(model), watching(
+        model, found, wanted, train_length=train_length, layers=layers, epsilon=epsilon
+    ):  # fmt: skip
+        for text in ids:
+            model.base_model(input_ids=text[None], use_cache=False)
+    return found
+
+
+@contextmanager
+def watching(
+    model: Any,
+    found: Transports,
+    lags: Sequence[int],
+    *,
+    train_length: int,
+    layers: Sequence[int] | None = None,
+    epsilon: float = theory.DEFAULT_EPSILON,
+) -> Iterator[None]:
+    """Within, each run of one of our models on one text is measured; rows go to `found` at the end.
+
+    Raises: ValueError as `measure_transports`.
+    """
     if getattr(model.config, "model_type", None) != "farfield":
         raise ValueError(
             f"a {model.config.model_type} model has no Carry to read transports from; expected one "
             "of farfield's"
         )
-    if ids.ndim != 2 or ids.shape[1] < 4:
-        raise ValueError(f"ids are of shape {list(ids.shape)}; expected [texts, at least 4 tokens]")
     chosen = _layers(model, layers)
-    wanted = list(lags) if lags is not None else lag_ladder(ids.shape[1])
-    readings = {index: _Reading(index, wanted, epsilon, train_length) for index in chosen}
-    with undisturbed(model), _caught(chosen, readings):
-        for text in ids:
-            model.base_model(input_ids=text[None], use_cache=False)
-    found = Transports()
+    readings = {index: _Reading(index, list(lags), epsilon, train_length) for index in chosen}
+    with _caught(chosen, readings):
+        yield
     for reading in readings.values():
         reading.write(found)
-    return found
 
 
 def _layers(model: Any, layers: Sequence[int] | None) -> dict[int, Attention]:

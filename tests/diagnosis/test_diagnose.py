@@ -14,6 +14,7 @@ from farfield import FarfieldConfig, FarfieldForCausalLM
 from farfield.data.tokens import TokenStream
 from farfield.diagnosis.diagnose import TABLES, Diagnosis, diagnose
 from farfield.diagnosis.rows import read_rows
+from farfield.diagnosis.transport import measure_transports
 
 L0 = 32
 
@@ -194,6 +195,22 @@ def test_lengths_keep_to_the_positions_that_there_are() -> None:
     with pytest.raises(ValueError, match="L₀ is 500, and the model has 400 absolute positions"):
         diagnose(model, stream(), train_length=500, name="gpt2", stage=begun.append)
     assert begun == []
+
+
+@pytest.mark.parametrize("mechanism", ["learned+v+forget", "reflection", "path"])
+def test_transports_read_with_the_attention_are_those_read_alone(mechanism: str) -> None:
+    """In one run up to LAG_TOKENS; in a run of their own for longer texts."""
+    model, ids = build(mechanism), torch.from_numpy(stream().block(0, 128))[None]
+    found = diagnose(model, stream(), [128], train_length=L0, name="x", queries=8, intervene=())
+    alone = measure_transports(model, ids, train_length=L0)
+    for table in ("steps", "lags", "couplings", "gates", "values", "layers"):
+        rows = getattr(alone, table)
+        assert len(found.tables[table]) == len(rows)
+        for got, want in zip(found.tables[table], rows, strict=True):
+            assert got.keys() == want.keys()
+            for key, value in want.items():
+                near = isinstance(value, float)
+                assert got[key] == (pytest.approx(value, rel=1e-4, abs=1e-6) if near else value)
 
 
 def test_what_is_asked_for_twice_is_done_once() -> None:
